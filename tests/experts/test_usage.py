@@ -142,3 +142,18 @@ def test_missing_data_and_unknown_scores_are_refused():
     with pytest.raises(UsageError, match="effect"):
         ex.scores(p, "luck", DATA)
     assert ex.scores(p, "weights").layers[LAYER].shape == (EXPERTS,)
+
+
+def test_a_picture_has_a_cell_per_expert_with_its_figure(tmp_path):
+    p = program()
+    use = ex.usage(p, DATA)
+    svg = use.to_svg(tmp_path / "use.svg")
+    assert (tmp_path / "use.svg").read_text(encoding="utf-8") == svg
+    for name, u in use.layers.items():
+        for e, share in enumerate(u.share):
+            assert f"<title>{name}, expert {e}: {share * EXPERTS:.3f}</title>" in svg
+    lift = use[LAYER].together[0, 1] * use[LAYER].tokens / (use[LAYER].count[0] * use[LAYER].count[1])
+    assert f"<title>0, expert 1: {lift:.3f}</title>" in use.together_svg(LAYER)
+    assert use.to_svg(beside=use).count('class="title"') == 2
+    assert use.overlay()[f"{LAYER}.experts.2"] == pytest.approx(use[LAYER].share[2] * EXPERTS)
+    assert "svg" in p.to_svg(overlay=use.overlay())

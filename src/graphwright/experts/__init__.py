@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from graphwright.experts.dense import DenseMlp, dense_mlps
 from graphwright.experts.edits import add, clone, freeze, level, merge, set_k, split
 from graphwright.experts.prune import FewerExperts, merge_similar, prune
 from graphwright.experts.routed import NotAMixture, RoutedLayer, routed_layer, routed_layers
 from graphwright.experts.scores import ExpertScores, scores
 from graphwright.experts.selection import TooFewExperts, least
+from graphwright.experts.upcycle import assemble, to_mlp, upcycle
 from graphwright.experts.usage import LayerUsage, Usage, expert_tokens, usage
 
 __all__ = [
+    "DenseMlp",
     "ExpertScores",
     "FewerExperts",
     "LayerUsage",
@@ -18,7 +21,9 @@ __all__ = [
     "TooFewExperts",
     "Usage",
     "add",
+    "assemble",
     "clone",
+    "dense_mlps",
     "expert_tokens",
     "freeze",
     "least",
@@ -31,5 +36,7 @@ __all__ = [
     "scores",
     "set_k",
     "split",
+    "to_mlp",
+    "upcycle",
     "usage",
 ]

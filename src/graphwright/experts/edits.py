@@ -131,8 +131,8 @@ def split(
 
 
 def merge(
-    e: Transaction, layer: str, ids: Sequence[int], *, by: Usage | None = None, share: Sequence[float] | None = None,
-    align: bool = True,
+    e: Transaction, layer: str, ids: Sequence[int], *, by: Usage | None = None,
+    share: Sequence[float] | np.ndarray | None = None, align: bool = True,
 ) -> int:  # fmt: skip
     """Merge experts into the first of `ids` and cut the others; return the number of the merged expert.
 
@@ -152,22 +152,22 @@ def merge(
                          got=[w[0] for w in widths])  # fmt: skip
     check_left(found, found.size - len(chosen) + 1)
     counts = by[layer].count[chosen] if by is not None else np.ones(len(chosen)) if share is None else np.asarray(share)
-    share = (counts + 1e-9) / (counts + 1e-9).sum()
+    part = (counts + 1e-9) / (counts + 1e-9).sum()
     groups = [[_matrix(found, v) for v in found.experts[i]] for i in chosen]
     if align:
         groups = [groups[0], *(_aligned(group, groups[0]) for group in groups[1:])]
     for v, column in zip(found.experts[chosen[0]], zip(*groups, strict=True), strict=True):
         if v is not None:
-            e.set_weight(_stored(found, v), sum(s * array for s, array in zip(share, column, strict=True)))
+            e.set_weight(_stored(found, v), sum(s * array for s, array in zip(part, column, strict=True)))
     for node in _others(found):
         for column in zip(*(_group(found, node, i) for i in chosen), strict=True):
             arrays = [_matrix(found, v) for v in column]
-            e.set_weight(_stored(found, column[0]), sum(s * a for s, a in zip(share, arrays, strict=True)))
+            e.set_weight(_stored(found, column[0]), sum(s * a for s, a in zip(part, arrays, strict=True)))
     for key, dim in _rows(found):
 
         def mixed(matrix: np.ndarray, dim: int = dim) -> np.ndarray:
             wide = np.moveaxis(matrix.astype(np.float64), dim, 0).copy()
-            wide[chosen[0]] = np.tensordot(share, wide[chosen], axes=1)
+            wide[chosen[0]] = np.tensordot(part, wide[chosen], axes=1)
             return np.moveaxis(wide, 0, dim)
 
         e.set_weight(key, mixed)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from graphwright.array import NDArray, from_numpy
 from graphwright.autograd import Tensor, no_grad
+from graphwright.experts.picture import together_picture, usage_picture
 from graphwright.experts.routed import RoutedLayer, routed_layer, routed_layers
 from graphwright.experts.selection import COMPARABLE, least
 from graphwright.models.generation.text import check_ids, vocabulary
@@ -153,11 +155,26 @@ class Usage(Report):
                          f"largest load {u.max_load:.2f} of equal shares{dead}")  # fmt: skip
         return "\n".join(lines)
 
-    def to_svg(self, path: str | None = None) -> str:
-        """Return a picture of the shares, one row per layer; also write it to `path`."""
-        from graphwright.experts.picture import usage_picture
+    def to_svg(self, path: str | Path | None = None, *, beside: Usage | None = None) -> str:
+        """Return a picture of the use of all experts, one row per layer; also write it to `path`.
 
-        return usage_picture([self], path)
+        With `beside`, another usage, such as one before an edit, is drawn below it in the same colours.
+        """
+        return usage_picture([self] if beside is None else [self, beside], path)
+
+    def together_svg(self, layer: str, path: str | Path | None = None) -> str:
+        """Return a picture of how often two experts of a layer are chosen together; also write it to `path`."""
+        return together_picture(self, layer, path)
+
+    def overlay(self) -> dict[str, float]:
+        """Return the use of each expert relative to equal use, by path: `program.to_svg(overlay=use.overlay())`."""
+        layers = routed_layers(self.program)
+        found: dict[str, float] = {}
+        for name, u in self.layers.items():
+            for e, share in enumerate(u.share.tolist()):
+                path = self.program.path(layers[name].params(e)[0])
+                found[".".join(path.split(".")[:-2])] = share * len(u.share)
+        return found
 
 
 def usage(model: Model | Program, data: CalibrationSource | None = None) -> Usage:

@@ -279,6 +279,7 @@ def _grouped(p: Program, solution: AxisSolution) -> Axes:
     rank = {node: i for i, node in enumerate(p.order())}
     made = Axes(p, p.version, solution, {}, rank)
     found: dict[Atom, None] = {}
+    counted = {resolve(g.axis) for g in solution.groups}  # a mixture of one expert has an axis, too
     for value, dims in solution.dims.items():
         key = p.key(value.node) if p.op(value.node) in STORED else None
         if key is not None:
@@ -287,7 +288,7 @@ def _grouped(p: Program, solution: AxisSolution) -> Axes:
         for dim, term in enumerate(dims):
             for atom in dict.fromkeys(atoms(term)):
                 made._members.setdefault(atom, []).append(AxisMember(value, dim, path, key))
-                if key is not None and key not in GATE_KEYS and atom.size not in (0, 1):
+                if key is not None and key not in GATE_KEYS and (atom.size not in (0, 1) or atom in counted):
                     found[atom] = None
     reads: Counter[tuple[NodeId, int, Atom]] = Counter()
     for atom, about in solution.notes.items():

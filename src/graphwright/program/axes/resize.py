@@ -27,6 +27,7 @@ from graphwright.program.axes.units import Units, parsed, remove_layers, runs
 from graphwright.program.editing import fields as f
 from graphwright.program.editing.edits import Edit, RecordReader, RemoveEdge, Rewire
 from graphwright.program.editing.fields import each
+from graphwright.program.editing.replace import remove_unread
 from graphwright.program.errors import EmptyAxis, FrozenAxis, RaggedUnit, ReplayConflict, StaleSelection
 from graphwright.program.files import forms
 from graphwright.program.files.forms import handle_form
@@ -256,7 +257,7 @@ def resize_units(
         units = [edges[i : i + group.width] for i in range(0, len(edges), group.width)]
         sources = [[p.edge_value(x) for x in unit] for unit in units]
         kept = [u for u in old if u >= 0]
-        gone = [value.node for u, values in enumerate(sources) if u not in set(kept) for value in values]
+        gone = [value for u, values in enumerate(sources) if u not in set(kept) for value in values]
         for u in set(range(len(units))) - set(kept):
             for edge in units[u]:
                 e.do(RemoveEdge(edge))
@@ -265,7 +266,9 @@ def resize_units(
                 if index != u:
                     e.do(Rewire(edge, value))
         e.touched[group.node] = None
-        _remove_unread(e, gone)
+        for value in gone:
+            if value.node in p.graph:
+                remove_unread(e, value)
         fresh = [u for u, before in enumerate(old) if before < 0]
         if fresh and (operands is None or fresh[0] != len(kept)):
             raise UsageError("units that are operands of their own cannot be added along an axis",
@@ -276,17 +279,6 @@ def resize_units(
             for value in operands(group.node, u):
                 e.add_edge(p.value(value), group.node, port)
                 port += 1
-
-
-def _remove_unread(e: Transaction, nodes: Iterable[NodeId]) -> None:
-    """Remove nodes that no node reads, and in turn what only they read."""
-    p = e.program
-    outputs = {v.node for v in p.outputs()}
-    for node in dict.fromkeys(nodes):
-        if node in p.graph and not p.graph.out_degree(node) and node not in outputs:
-            reads = [v.node for v in p.operands(node)]
-            e.remove(node)
-            _remove_unread(e, reads)
 
 
 def _along(terms: Iterable[Term], maps: IndexMap) -> bool:
