@@ -114,6 +114,7 @@ class CompiledStep:
         settings, planning, inputs = self.settings, self._planning, {n: str(s) for n, s in self.inputs.items()}
         facts = {"inputs": inputs, "accumulate": settings.accumulate, "autocast": self.low and self.low.name}
         facts |= {"clip": settings.clip, "executor": planning.chosen, "device": str(planning.device)}
+        facts["lazy"] = self.optimizer.lazy
         return {**facts, "remat": None if planning.remat is None else str(planning.remat)}
 
     # -- updates ----------------------------------------------------------------------------------------------------
