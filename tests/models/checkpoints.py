@@ -25,7 +25,10 @@ SIZES = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
-CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+CLASSES = {
+    **{"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"},
+    **{"mixtral": "Mixtral", "qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "olmoe": "Olmoe"},
+}
 
 
 def _rope(kind: str, **fields: Any) -> dict[str, Any]:
@@ -110,6 +113,40 @@ FEATURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-tied": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
 }
 """Name -> (family, fields that differ from SIZES)."""
+
+_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 28}
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 10}),
+    "mixtral-window": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 1, "sliding_window": 5}),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {
+            **{**_EXPERTS, "shared_expert_intermediate_size": 44, "mlp_only_layers": [1]},
+            **{"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2},
+        },
+    ),
+    "qwen2_moe-step": (
+        "qwen2_moe",
+        {
+            **{**_EXPERTS, "shared_expert_intermediate_size": 44, "decoder_sparse_step": 2},
+            **{"norm_topk_prob": True, "qkv_bias": False, "num_hidden_layers": 4},
+        },
+    ),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {**_EXPERTS, "head_dim": 14, "mlp_only_layers": [0], "use_sliding_window": True, "sliding_window": 4},
+    ),
+    "qwen3_moe-bias": ("qwen3_moe", {**_EXPERTS, "head_dim": 16, "norm_topk_prob": True, "attention_bias": True}),
+    "olmoe": ("olmoe", {"num_experts": 5, "num_experts_per_tok": 3, "clip_qkv": 0.6}),
+    "olmoe-bias": (
+        "olmoe",
+        {
+            **{"num_experts": 5, "num_experts_per_tok": 3, "norm_topk_prob": True},
+            **{"num_key_value_heads": 6, "attention_bias": True, "hidden_act": "gelu_pytorch_tanh"},
+        },
+    ),
+}
+"""The same for families with routed layers."""
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,7 @@ def _open(
     program = build(family, dims, keys, checkpoint, dtype, compute, directory.name)
     found = find_tokenizer(directory, config, dims.vocab) if tokenizer else None
     notes = ["config.json names modeling code (auto_map); it is not run"] if config.get("auto_map") else []
+    notes += family.notes(config) if family.notes is not None else ()
     if found is not None and not isinstance(found, AutoTokenizer) and found.size < dims.vocab:
         notes.append(f"{dims.vocab - found.size} rows of the embedding have no token: padding")
     ends = special_ids(directory, config)[1]

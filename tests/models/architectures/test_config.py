@@ -54,8 +54,8 @@ def test_absent_fields_take_the_default_of_the_class(family: str, field: str) ->
         "rms_norm_eps": "eps",
         "max_position_embeddings": "positions",
     }.get(field, field)
-    expected = getattr(theirs, field, theirs.hidden_size // theirs.num_attention_heads)
-    assert getattr(ours, name) == expected
+    expected = getattr(theirs, field, None)
+    assert getattr(ours, name) == (theirs.hidden_size // theirs.num_attention_heads if expected is None else expected)
 
 
 @pytest.mark.parametrize("family", CLASSES)
@@ -70,15 +70,17 @@ def test_null_fields_follow_from_the_other_sizes(family: str) -> None:
         sliding_window=None,
     )
     assert (ours.kv_heads, ours.head_dim, ours.tied) == (6, 8, False)
-    assert (ours.activation, ours.eps, ours.windows) == ("silu", 1e-6, (None,) * 3)
+    eps = getattr(transformers, f"{CLASSES[family]}Config")().rms_norm_eps
+    assert (ours.activation, ours.eps, ours.windows) == ("silu", eps, (None,) * 3)
 
 
 @pytest.mark.parametrize("family", CLASSES)
 def test_explicit_fields_are_kept(family: str) -> None:
+    head_dim = 8 if family == "olmoe" else 14  # it normalises hidden_size entries
     ours = dims(
         family,
         num_key_value_heads=3,
-        head_dim=14,
+        head_dim=head_dim,
         tie_word_embeddings=True,
         hidden_act="gelu",
         rms_norm_eps=0.5,
@@ -87,9 +89,11 @@ def test_explicit_fields_are_kept(family: str) -> None:
         sliding_window=7,
         max_window_layers=1,
     )
-    assert (ours.kv_heads, ours.head_dim, ours.tied, ours.activation) == (3, 14, True, "gelu")
+    assert (ours.kv_heads, ours.head_dim, ours.tied, ours.activation) == (3, head_dim, True, "gelu")
     assert (ours.eps, ours.positions) == (0.5, 17)
-    assert ours.windows == {"llama": (None,) * 3, "mistral": (7,) * 3}.get(family, (None, 7, 7))
+    every, some = dict.fromkeys(("mistral", "mixtral", "qwen3_moe"), (7,) * 3), {"qwen2_moe": (7, None, None)}
+    none = dict.fromkeys(("llama", "olmoe"), (None,) * 3)
+    assert ours.windows == {**every, **some, **none}.get(family, (None, 7, 7))
 
 
 def test_layer_types_take_precedence_over_max_window_layers() -> None:

@@ -104,13 +104,15 @@ FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class WeightKey:
-    """A weight that the models of a family have, in every layer if `path` contains `{i}`.
+    """A weight that the models of a family have, in every layer if `path` contains `{i}`, for every expert if `{e}`.
 
     Attributes:
-        path: name of the param node; `{i}` is the layer.
+        path: name of the param node; `{i}` is the layer, `{e}` the expert.
         key: name in a checkpoint.
-        dims: size of each axis, a product of dimension names, e.g. `heads*head_dim`.
+        dims: size of each axis, a product of dimension names, e.g. `heads*head_dim`. `expert_mlp.{e}` is the dimension
+            `expert_mlp`, which edits may make different for each expert.
         when: name of the boolean dimension, e.g. `q_bias`, that tells whether a model has this weight; "" for always.
+            Such a dimension may also be a tuple of one boolean per layer, e.g. `routed`.
     """
 
     path: str
@@ -134,6 +136,8 @@ class Architecture:
         ignored: regular expressions for the keys of derived tensors, which old checkpoints contain.
         fields: dict from dimension to config field; export writes new sizes into these fields.
         multiples: pairs (a, b): the config class requires dimension a to be a multiple of dimension b.
+        spellings: dict from config field to another name of it; a config that has that name keeps it.
+        notes: function from a config to notes for who opens it.
     """
 
     name: str
@@ -146,12 +150,32 @@ class Architecture:
     ignored: tuple[str, ...] = (r"rotary_emb\.inv_freq$", r"attn\.bias$", r"masked_bias$")
     fields: Mapping[str, str] = field(default_factory=lambda: dict(FIELDS))
     multiples: tuple[tuple[str, str], ...] = ()
+    spellings: Mapping[str, str] = field(default_factory=dict)
+    notes: Callable[[Config], tuple[str, ...]] | None = None
 
     def weights(self, dims: Any) -> Iterator[tuple[str, str, tuple[int, ...], tuple[str, ...]]]:
         """Yield (param path, checkpoint key, shape, dimension names of its axes) of each weight, for sizes `dims`."""
         for row in self.keys:
-            if row.when and not getattr(dims, row.when):
-                continue
-            shape = tuple(prod(getattr(dims, name) for name in d.split("*")) for d in row.dims)
+            given = getattr(dims, row.when) if row.when else True
+            shape = tuple(prod(size_of(dims, name) for name in d.split("*")) for d in row.dims)
             for i in range(dims.layers) if "{i}" in row.key else (0,):
-                yield row.path.format(i=i), row.key.format(i=i), shape, row.dims
+                if not (given[i] if isinstance(given, tuple) else given):
+                    continue
+                for e in range(dims.experts) if "{e}" in row.key else (0,):
+                    at = {"i": i, "e": e}
+                    yield row.path.format(**at), row.key.format(**at), shape, tuple(d.format(**at) for d in row.dims)
+
+    def config_fields(self, config: Mapping[str, Any]) -> dict[str, str]:
+        """Return a dict from dimension to config field, in the spelling of a config."""
+        known = {name: other for name, other in self.spellings.items() if other in config}
+        return {dimension: known.get(name, name) for dimension, name in self.fields.items()}
+
+
+def dimension_of(name: str) -> str:
+    """Return the dimension of a name that may have the number of an expert: `expert_mlp` for `expert_mlp.3`."""
+    return name.partition(".")[0]
+
+
+def size_of(dims: Any, name: str) -> int:
+    """Return the size of a dimension, whose name may have the number of an expert."""
+    return int(getattr(dims, dimension_of(name)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphwright.array import DType, float64
 from graphwright.models.architectures.architecture import Config, WeightKey
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from graphwright.program.builder import Builder
     from graphwright.program.op_graph import Value
 
-_ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {  # by name: the values of `hidden_act` that are supported
+ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {  # by name: the values of `hidden_act` that are supported
     **{name: (name, {}) for name in ("silu", "relu", "tanh", "sigmoid")},
     **{"swish": ("silu", {}), "gelu": ("gelu", {"approximate": "none"})},
     **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), ("gelu", {"approximate": "tanh"})),
@@ -28,7 +28,8 @@ class Decoder:
 
     heads·head_dim may differ from hidden. `activation` is applied to the MLP's gate; every RMSNorm uses `eps`.
     `windows` has for each layer the number of keys that a query attends to, its own included, or None for no limit.
-    `positions` is the longest input that the config allows.
+    `positions` is the longest input that the config allows. `qk_norm` normalises each head of q and k,
+    `projection_norm` all of them together; `clip` limits the entries of q, k and v.
     """
 
     vocab: int
@@ -48,6 +49,8 @@ class Decoder:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    projection_norm: bool = False
+    clip: float | None = None
 
     @property
     def untied(self) -> bool:
@@ -55,15 +58,20 @@ class Decoder:
         return not self.tied
 
 
+Dims = TypeVar("Dims", bound=Decoder)
+
+
 def read_decoder(
     config: Config, layer_windows: Callable[[Config, int], tuple[int | None, ...]] = lambda _, layers: (None,) * layers,
-    *, head_dim: int | None = None, kv_heads: int | None = None, vocab: int = 32000, longest: int = 2048, **flags: bool,
-) -> Decoder:  # fmt: skip
+    *, head_dim: int | None = None, kv_heads: int | None = None, vocab: int = 32000, longest: int = 2048,
+    eps: float = 1e-6, theta: float = 10000.0, make: type[Dims] = Decoder, **more: Any,
+) -> Dims:  # fmt: skip
     """Read dimensions from a config.
 
-    `head_dim`, `kv_heads`, `vocab` and `longest` are the family's defaults for absent fields. Without such a default,
-    or for a field that is null, kv_heads equals heads and head_dim is hidden / heads. `layer_windows` maps (config,
-    number of layers) to each layer's window or None; `flags` are boolean fields of the result. Raises: ConfigError.
+    `head_dim`, `kv_heads`, `vocab`, `longest`, `eps` and `theta` (RoPE's base) are the family's defaults for absent
+    fields. Without such a default, or for a field that is null, kv_heads equals heads and head_dim is hidden / heads.
+    `layer_windows` maps (config, number of layers) to each layer's window or None; `more` are further fields of the
+    result, a `make`. Raises: ConfigError.
     """
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads", most=1 << 20)
     layers = config.size("num_hidden_layers", least=1, most=100_000)
@@ -74,14 +82,16 @@ def read_decoder(
                           expected=f"a multiple of {groups}", got=heads)  # fmt: skip
     absent = hidden // heads if head_dim is None or "head_dim" in config else head_dim
     dim = config.size("head_dim", absent, most=1 << 16)  # the frequencies of RoPE are computed from this field alone
-    config.size("sliding_window", 1)  # an invalid value is refused in families without windows too
-    return Decoder(
+    config.size(
+        "sliding_window", 1, least=int(config.get("use_sliding_window") is not False)
+    )  # an invalid value is refused in families without windows too
+    return make(
         vocab=config.size("vocab_size", vocab), hidden=hidden, layers=layers, heads=heads, kv_heads=groups,
-        head_dim=dim, mlp=config.size("intermediate_size"), eps=config.number("rms_norm_eps", 1e-6, 1e38),
-        activation=config.choice("hidden_act", "silu", tuple(_ACTIVATIONS)),
-        rope=read_rope(config, dim, longest=longest), windows=layer_windows(config, layers),
+        head_dim=dim, mlp=config.size("intermediate_size"), eps=config.number("rms_norm_eps", eps, 1e38),
+        activation=config.choice("hidden_act", "silu", tuple(ACTIVATIONS)),
+        rope=read_rope(config, dim, longest=longest, theta=theta), windows=layer_windows(config, layers),
         tied=config.flag("tie_word_embeddings", False), positions=config.size("max_position_embeddings", longest),
-        **flags,
+        **more,
     )  # fmt: skip
 
 
@@ -115,6 +125,10 @@ KEYS = (
     WeightKey("layers.{i}.attn.v.bias", "model.layers.{i}.self_attn.v_proj.bias", ("kv_heads*head_dim",), "q_bias"),
     WeightKey("layers.{i}.attn.q_norm.weight", "model.layers.{i}.self_attn.q_norm.weight", ("head_dim",), "qk_norm"),
     WeightKey("layers.{i}.attn.k_norm.weight", "model.layers.{i}.self_attn.k_norm.weight", ("head_dim",), "qk_norm"),
+    WeightKey("layers.{i}.attn.q_norm.weight", "model.layers.{i}.self_attn.q_norm.weight", ("heads*head_dim",),
+              "projection_norm"),
+    WeightKey("layers.{i}.attn.k_norm.weight", "model.layers.{i}.self_attn.k_norm.weight", ("kv_heads*head_dim",),
+              "projection_norm"),
     WeightKey("layers.{i}.attn.o.weight", "model.layers.{i}.self_attn.o_proj.weight", ("hidden", "heads*head_dim")),
     WeightKey("layers.{i}.attn.o.bias", "model.layers.{i}.self_attn.o_proj.bias", ("hidden",), "o_bias"),
     WeightKey("layers.{i}.mlp.norm.weight", "model.layers.{i}.post_attention_layernorm.weight", ("hidden",)),
@@ -126,10 +140,10 @@ KEYS = (
     WeightKey("layers.{i}.mlp.down.bias", "model.layers.{i}.mlp.down_proj.bias", ("hidden",), "mlp_bias"),
     WeightKey("norm.weight", "model.norm.weight", ("hidden",)),
     WeightKey("lm_head.weight", "lm_head.weight", ("vocab", "hidden"), "untied"),
-)
+)  # fmt: skip
 
 
-class _DecoderBuilder:
+class DecoderBuilder:
     """Adds the ops of one decoder to a builder; params of a different dtype are cast to the compute dtype."""
 
     def __init__(self, b: Builder, dims: Decoder, params: Mapping[str, Value], compute: DType) -> None:
@@ -137,6 +151,7 @@ class _DecoderBuilder:
         self._cast: dict[str, Value] = {}
 
     def weight(self, path: str) -> Value:
+        """Return a weight in the compute dtype."""
         value = self.params[path]
         if self.b.spec(value).dtype is self.compute:
             return value
@@ -145,12 +160,14 @@ class _DecoderBuilder:
         return self._cast[path]
 
     def linear(self, x: Value, path: str) -> Value:
+        """Apply the matrix of `path`, and its bias if there is one."""
         operands = [x, self.weight(f"{path}.weight")]
         if f"{path}.bias" in self.params:
             operands.append(self.weight(f"{path}.bias"))
         return self.b.linear(*operands, name=path)
 
     def norm(self, x: Value, path: str) -> Value:
+        """Apply the RMSNorm of `path`."""
         return self.b.rms_norm(x, self.weight(f"{path}.weight"), eps=self.dims.eps, name=path)
 
     def heads(self, x: Value, count: int, path: str, norm: bool) -> Value:
@@ -161,27 +178,43 @@ class _DecoderBuilder:
         return self.b.permute(split, axes=(0, 2, 1, 3), name=f"{path}_heads")
 
     def attention(self, x: Value, path: str, tables: tuple[Value, Value], window: int | None) -> Value:
+        """Return the attention branch for the residual stream `x`; `tables` are cos and sin of RoPE."""
         b, d = self.b, self.dims
         h = self.norm(x, f"{path}.norm")
-        q = self.heads(self.linear(h, f"{path}.q"), d.heads, f"{path}.q", d.qk_norm)
-        k = self.heads(self.linear(h, f"{path}.k"), d.kv_heads, f"{path}.k", d.qk_norm)
-        v = self.heads(self.linear(h, f"{path}.v"), d.kv_heads, f"{path}.v", False)
+        q, k, v = (self.projection(h, f"{path}.{name}", name != "v") for name in "qkv")
+        q = self.heads(q, d.heads, f"{path}.q", d.qk_norm)
+        k = self.heads(k, d.kv_heads, f"{path}.k", d.qk_norm)
+        v = self.heads(v, d.kv_heads, f"{path}.v", False)
         q, k = b.rope(q, *tables, name=f"{path}.rope_q"), b.rope(k, *tables, name=f"{path}.rope_k")
         o = b.sdpa(q, k, v, scale=d.head_dim**-0.5, window=window, name=f"{path}.sdpa")
         rows = b.permute(o, axes=(0, 2, 1, 3), name=f"{path}.sdpa_rows")
         return self.linear(b.flatten(rows, start=2, end=3, name=f"{path}.sdpa_merged"), f"{path}.o")
 
-    def mlp(self, x: Value, path: str) -> Value:
+    def projection(self, h: Value, path: str, norm: bool) -> Value:
+        """Return q, k or v before the split into heads; `norm` is False for v."""
+        x, clip = self.linear(h, path), self.dims.clip
+        if norm and self.dims.projection_norm:
+            x = self.norm(x, f"{path}_norm")
+        return x if clip is None else self.b.clamp(x, low=-clip, high=clip, name=f"{path}_clip")
+
+    def block(self, x: Value, layer: int) -> Value:
+        """Return the branch after the attention, an MLP, for the residual stream `x`."""
+        path = f"layers.{layer}.mlp"
+        return self.mlp(self.norm(x, f"{path}.norm"), path)
+
+    def mlp(self, h: Value, path: str) -> Value:
+        """Return down(act(gate h) ⊙ up h) with the matrices of `path`."""
         b = self.b
-        h = self.norm(x, f"{path}.norm")
-        op, attrs = _ACTIVATIONS[self.dims.activation]
+        op, attrs = ACTIVATIONS[self.dims.activation]
         act = b.op(op, self.linear(h, f"{path}.gate"), name=f"{path}.act", **attrs)
         return self.linear(b.mul(act, self.linear(h, f"{path}.up"), name=f"{path}.mul"), f"{path}.down")
 
 
-def build_decoder(b: Builder, dims: Decoder, params: Mapping[str, Value], compute: DType) -> None:
+def build_decoder(
+    b: Builder, dims: Decoder, params: Mapping[str, Value], compute: DType, make: type[DecoderBuilder] = DecoderBuilder
+) -> None:
     """Build the graph from inputs `ids` and `positions` (int64 [B, T]) to the output `logits` [B, T, vocab]."""
-    block = _DecoderBuilder(b, dims, params, compute)
+    block = make(b, dims, params, compute)
     ids, positions = b.input("ids", ("B", "T"), "int64"), b.input("positions", ("B", "T"), "int64")
     x = b.embedding(params["embed.weight"], ids, name="embed")
     if b.spec(x).dtype is not compute:
@@ -189,7 +222,7 @@ def build_decoder(b: Builder, dims: Decoder, params: Mapping[str, Value], comput
     tables = rope_tables(b, positions, dims.rope, compute)
     for i, window in enumerate(dims.windows):
         x = b.junction(x, block.attention(x, f"layers.{i}.attn", tables, window), name=f"layers.{i}.mid")
-        x = b.junction(x, block.mlp(x, f"layers.{i}.mlp"), name=f"layers.{i}.out")
+        x = b.junction(x, block.block(x, i), name=f"layers.{i}.out")
     x = block.norm(x, "norm")
     head = "embed.weight" if dims.tied else "lm_head.weight"
     b.output(b.linear(x, block.weight(head), name="lm_head"), "logits")

@@ -16,7 +16,7 @@ def _llama(config: Config) -> Decoder:
 
 def _mistral(config: Config) -> Decoder:
     """Read Mistral dimensions: no biases, and one sliding window for all layers unless the config sets it to null."""
-    return read_decoder(config, lambda c, layers: (_window(c),) * layers, kv_heads=8, longest=131072)
+    return read_decoder(config, lambda c, layers: (sliding_window(c),) * layers, kv_heads=8, longest=131072)
 
 
 def _qwen2(config: Config) -> Decoder:
@@ -31,14 +31,15 @@ def _qwen3(config: Config) -> Decoder:
                         o_bias=bias, qk_norm=True)  # fmt: skip
 
 
-def _window(config: Config) -> int | None:
+def sliding_window(config: Config) -> int | None:
+    """Return the window of layers that have one; None if the config sets it to null."""
     silent = "sliding_window" not in config
     return config.size("sliding_window", _WINDOW) if silent or config["sliding_window"] is not None else None
 
 
 def _qwen_windows(config: Config, layers: int) -> tuple[int | None, ...]:
     """Return each layer's window or None: `layer_types` decides, else layers from `max_window_layers` on have one."""
-    window = _window(config) if config.flag("use_sliding_window", False) else None
+    window = sliding_window(config) if config.flag("use_sliding_window", False) else None
     first = config.size("max_window_layers", _FIRST_WINDOWED, least=0)
     return layer_types(config, layers, window, lambda i: i >= first)
 

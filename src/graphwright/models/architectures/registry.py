@@ -10,10 +10,11 @@ from graphwright.arguments import checked
 from graphwright.errors import UsageError
 from graphwright.models.architectures.architecture import Architecture, Config
 from graphwright.models.architectures.families import FAMILIES
+from graphwright.models.architectures.moe_families import MOE_FAMILIES
 from graphwright.models.errors import UnsupportedArchitecture
 from graphwright.plugins import load_plugins
 
-_registry = {name: arch for arch in FAMILIES for name in (*arch.classes, *arch.model_types)}
+_registry = {name: arch for arch in (*FAMILIES, *MOE_FAMILIES) for name in (*arch.classes, *arch.model_types)}
 
 
 @checked

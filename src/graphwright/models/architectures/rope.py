@@ -46,11 +46,12 @@ class RopeFrequencies:
     wide: RopeFrequencies | None = None
 
 
-def read_rope(config: Config, head_dim: int, longest: int = 2048) -> RopeFrequencies:
+def read_rope(config: Config, head_dim: int, longest: int = 2048, theta: float = 10000.0) -> RopeFrequencies:
     """Read the rotary embedding of a config, for heads of `head_dim` entries.
 
     The scaling fields are in `rope_scaling` or else `rope_parameters`; the kind is their `rope_type` or else `type`.
-    `longest` is the family's default for `max_position_embeddings`. Raises: ConfigError for an invalid field or kind.
+    `longest` and `theta` are the family's defaults for `max_position_embeddings` and `rope_theta`.
+    Raises: ConfigError for an invalid field or kind.
     """
     for name in ("rope_parameters", "rope_scaling"):
         given = {} if config.get(name) is None else config[name]
@@ -61,7 +62,7 @@ def read_rope(config: Config, head_dim: int, longest: int = 2048) -> RopeFrequen
     kind = scaling["rope_type"] = scaling.get("rope_type", scaling.get("type", "default"))
     if not isinstance(kind, str) or kind not in KINDS:
         raise ConfigError("unknown kind of RoPE scaling", where=str(config.path), expected=", ".join(KINDS), got=kind)
-    narrow, wide = (_RopeFields(config, scaling, head_dim, longest, f).read() for f in (np.float32, np.float64))
+    narrow, wide = (_RopeFields(config, scaling, head_dim, longest, theta, f).read() for f in (np.float32, np.float64))
     return replace(narrow, wide=wide)
 
 
@@ -69,10 +70,11 @@ class _RopeFields:
     """The RoPE fields of a config; one method per kind of scaling computes the frequencies, in `float_type`."""
 
     def __init__(
-        self, config: Config, scaling: Mapping[str, Any], head_dim: int, longest: int, float_type: type[np.floating]
-    ) -> None:
+        self, config: Config, scaling: Mapping[str, Any], head_dim: int, longest: int, theta: float,
+        float_type: type[np.floating],
+    ) -> None:  # fmt: skip
         self.config, self.scaling, self.head_dim, self.float = config, scaling, head_dim, float_type
-        self.theta = self._number("rope_theta", 10000.0, top_level=True)
+        self.theta = self._number("rope_theta", theta, top_level=True)
         self.part = self._number("partial_rotary_factor", 1.0, top_level=True)
         self.longest = config.size("max_position_embeddings", longest)
         whole = scaling["rope_type"] in ("default", "proportional")  # these kinds ignore the factor
