@@ -78,6 +78,9 @@ class Recorder(Protocol):
     def optional(self, tensors: Iterable[Tensor]) -> None:
         """Mark results that callers often ignore: the trace ends without their ops if nothing reads them."""
 
+    def label(self, symbol: Symbol, name: str) -> None:
+        """Rename the node of a symbol, an op's result, to `name` within the present scope."""
+
     def path(self, symbol: Symbol) -> str:
         """Return the name of a symbol's node in the graph."""
         ...
@@ -122,3 +125,10 @@ def optional(tensors: Iterable[Tensor]) -> None:
     recorder = active_recorder.get()
     if recorder is not None:
         recorder.optional(t for t in tensors if t.symbolic)
+
+
+def labelled(tensor: Tensor, name: str) -> Tensor:
+    """Return an op's result; in a trace its node is called `name` within the present scope."""
+    if isinstance(tensor.data, Symbol):
+        tensor.data.recorder.label(tensor.data, name)
+    return tensor
