@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,7 +134,7 @@ def test_unrouted_is_measured_before_the_fallback():
     for expert in m.experts:
         expert.threshold.assign(gw.tensor(np.float64(3.0)))
     x = gw.tensor(normal(N, C))
-    r = m.route(x)
+    r: Any = m.route(x)
     assert not r.hits.numpy().any()
     assert r.unrouted.numpy().all()
     assert (r.choice.numpy().sum(1) == 1).all()
@@ -229,7 +230,8 @@ def test_experts_that_are_all_dead_are_refused():
 
 def test_padding_has_no_experts_and_changes_no_other_row():
     m, x, valid = layer(), normal(N, C), np.arange(N) % 3 > 0
-    alone, r = m.route(gw.tensor(x[valid])), m.route(gw.tensor(x), gw.tensor(valid))
+    alone: Any = m.route(gw.tensor(x[valid]))
+    r: Any = m.route(gw.tensor(x), gw.tensor(valid))
     assert r.counts.tolist() == alone.counts.tolist()
     assert not r.choice.numpy()[~valid].any()
     assert not r.unrouted.numpy()[~valid].any()
@@ -244,7 +246,7 @@ def test_a_token_that_is_not_a_number_goes_to_the_fallback_and_spoils_no_other()
     m.router.alive.assign(gw.tensor(np.array([False, True, True, True, True])))
     clean = m(gw.tensor(x)).numpy()
     x[3] = np.nan
-    r = m.route(gw.tensor(x))
+    r: Any = m.route(gw.tensor(x))
     assert r.unrouted.numpy()[3]
     assert r.choice.numpy()[3].sum() == 1
     assert not r.choice.numpy()[3, 0]
@@ -303,6 +305,7 @@ def test_training_with_initial_thresholds_warns_once():
     with no_grad():
         m(x)
     m.eval()(x)
+    gw.trace(m.train(), x)
     with pytest.warns(Uncalibrated, match="calibrate"):
         m.train()(x)
     m(x)

@@ -53,9 +53,15 @@ def mark_alias(view: Symbol, base: Symbol) -> None:
 
 
 class Recorder(Protocol):
-    """Records operations instead of running them; `named` holds the named sizes of the trace, if it has any."""
+    """Records operations instead of running them.
+
+    Attributes:
+        named: the named sizes of the trace, if it has any.
+        stops: whether what is recorded may be differentiated later, as a program; it need not be then.
+    """
 
     named: NamedSizes | None
+    stops: bool
 
     def resolve(self, tensor: Tensor) -> Symbol:
         """Return the symbol of a tensor: a traced value, a variable's current value in the trace, or a constant."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from graphwright.array import bool_, float32, from_numpy
-from graphwright.autograd import Parameter, Tensor, autocast_to, is_grad_enabled
+from graphwright.autograd import Parameter, Tensor, active_recorder, autocast_to, is_grad_enabled
 from graphwright.autograd.recorder import labelled
 from graphwright.errors import UsageError
 from graphwright.nn import initial
@@ -163,7 +163,7 @@ class ThresholdRouter(Module):
     def cosines(self, x: Tensor, experts: Sequence[Any]) -> Tensor:
         """Return the cosines [N, E] of tokens x [N, dim] with the prototypes, in float32 or wider."""
         prototypes = _wide(labelled(call("stack", *(e.prototype for e in experts)), "prototypes"))
-        return call("linear", _unit(_wide(x)), _unit(prototypes))
+        return call("linear", labelled(_unit(_wide(x)), "directions"), _unit(prototypes))
 
     def _routing(self, z: Tensor, valid: Tensor | None) -> Routing:
         """Choose and weigh experts by z [N, E]. Both softmaxes see -∞ where a gate is closed: as if it were dead."""
@@ -199,6 +199,9 @@ class ThresholdRouter(Module):
                              got=f"{len(experts)} experts", fix="nn.MoE(..., router=router) creates them")  # fmt: skip
         if not self.alive.data.to_numpy().any():
             raise AllDead("no expert is alive", where=self.alive.name, expected="at least one", got=f"{count} dead")
+        recorder = active_recorder.get()
+        if recorder is not None and recorder.stops:  # a program, which may be calibrated before it trains
+            return
         if not self._calibrated and is_grad_enabled() and self.trains:
             self._calibrated = True
             if all(float(e.threshold.data.to_numpy()) == self.start for e in experts):
