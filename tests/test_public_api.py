@@ -33,6 +33,7 @@ MODULES = (
     "evolve.mutations",
     "evolve.pictures",
     "evolve.tasks",
+    "experts",
     "files",
     "graph",
     "metrics",

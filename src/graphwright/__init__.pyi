@@ -11,6 +11,7 @@ from graphwright import autograd as autograd
 from graphwright import data as data
 from graphwright import distributions as distributions
 from graphwright import evolve as evolve
+from graphwright import experts as experts
 from graphwright import graph as graph
 from graphwright import metrics as metrics
 from graphwright import models as models

@@ -357,6 +357,7 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "last": lambda ins, a: ins[0].narrow(a["axis"], ins[0].shape[a["axis"]] - 1, 1),
     "size": lambda ins, a: torch.tensor(ins[0].shape[a["axis"]]),
     "pad_slice": pad_slice,
+    "stack": lambda ins, a: torch.stack(list(ins)),
     "concat": lambda ins, a: torch.cat(list(ins), a["axis"]),
     "linear": lambda ins, a: F.linear(*ins),
     "rms_norm": rms_norm,

@@ -53,9 +53,15 @@ def mark_alias(view: Symbol, base: Symbol) -> None:
 
 
 class Recorder(Protocol):
-    """Records operations instead of running them; `named` holds the named sizes of the trace, if it has any."""
+    """Records operations instead of running them.
+
+    Attributes:
+        named: the named sizes of the trace, if it has any.
+        stops: whether what is recorded may be differentiated later, as a program; it need not be then.
+    """
 
     named: NamedSizes | None
+    stops: bool
 
     def resolve(self, tensor: Tensor) -> Symbol:
         """Return the symbol of a tensor: a traced value, a variable's current value in the trace, or a constant."""
@@ -77,6 +83,9 @@ class Recorder(Protocol):
 
     def optional(self, tensors: Iterable[Tensor]) -> None:
         """Mark results that callers often ignore: the trace ends without their ops if nothing reads them."""
+
+    def label(self, symbol: Symbol, name: str) -> None:
+        """Rename the node of a symbol, an op's result, to `name` within the present scope."""
 
     def path(self, symbol: Symbol) -> str:
         """Return the name of a symbol's node in the graph."""
@@ -122,3 +131,10 @@ def optional(tensors: Iterable[Tensor]) -> None:
     recorder = active_recorder.get()
     if recorder is not None:
         recorder.optional(t for t in tensors if t.symbolic)
+
+
+def labelled(tensor: Tensor, name: str) -> Tensor:
+    """Return an op's result; in a trace its node is called `name` within the present scope."""
+    if isinstance(tensor.data, Symbol):
+        tensor.data.recorder.label(tensor.data, name)
+    return tensor

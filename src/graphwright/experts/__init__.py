@@ -1,27 +1,36 @@
-"""Mixtures of experts as editable structure: usage, scores, and edits of experts."""
+"""Mixtures of experts as editable structure: usage, scores and edits of experts, routers, layers, losses."""
 
 from __future__ import annotations
 
+from graphwright.experts.calibrate import Calibrated, CalibratedLayer, calibrate
 from graphwright.experts.dense import DenseMlp, dense_mlps
 from graphwright.experts.edits import add, clone, freeze, level, merge, set_k, split
 from graphwright.experts.prune import FewerExperts, merge_similar, prune
 from graphwright.experts.routed import NotAMixture, RoutedLayer, routed_layer, routed_layers
+from graphwright.experts.routers import RouterNodes, threshold_routers
 from graphwright.experts.scores import ExpertScores, scores
 from graphwright.experts.selection import TooFewExperts, least
 from graphwright.experts.upcycle import assemble, to_mlp, upcycle
 from graphwright.experts.usage import LayerUsage, Usage, expert_tokens, usage
+from graphwright.nn.router import AllDead, Uncalibrated
 
 __all__ = [
+    "AllDead",
+    "Calibrated",
+    "CalibratedLayer",
     "DenseMlp",
     "ExpertScores",
     "FewerExperts",
     "LayerUsage",
     "NotAMixture",
     "RoutedLayer",
+    "RouterNodes",
     "TooFewExperts",
+    "Uncalibrated",
     "Usage",
     "add",
     "assemble",
+    "calibrate",
     "clone",
     "dense_mlps",
     "expert_tokens",
@@ -36,6 +45,7 @@ __all__ = [
     "scores",
     "set_k",
     "split",
+    "threshold_routers",
     "to_mlp",
     "upcycle",
     "usage",

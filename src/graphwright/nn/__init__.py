@@ -111,7 +111,7 @@ from graphwright.nn.lazy import (
 from graphwright.nn.module import Buffer, Module
 from graphwright.nn.moe import MoE
 from graphwright.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
-from graphwright.nn.router import Routing, TopKRouter, balance_loss, z_loss
+from graphwright.nn.router import AllDead, Routing, ThresholdRouter, TopKRouter, Uncalibrated, balance_loss, z_loss
 from graphwright.nn.spatial_modules import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
@@ -186,6 +186,7 @@ __all__ = [
     "AdaptiveMaxPool1d",
     "AdaptiveMaxPool2d",
     "AdaptiveMaxPool3d",
+    "AllDead",
     "AlphaDropout",
     "AvgPool1d",
     "AvgPool2d",
@@ -322,6 +323,7 @@ __all__ = [
     "Tanh",
     "Tanhshrink",
     "Threshold",
+    "ThresholdRouter",
     "TopKRouter",
     "Transformer",
     "TransformerBlock",
@@ -331,6 +333,7 @@ __all__ = [
     "TransformerEncoderLayer",
     "TripletMarginLoss",
     "TripletMarginWithDistanceLoss",
+    "Uncalibrated",
     "Unflatten",
     "Unfold",
     "Upsample",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from graphwright.autograd import Tensor
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from graphwright.autograd import Parameter, Tensor
 from graphwright.errors import UsageError
 from graphwright.nn.layers import Linear
 from graphwright.nn.module import Module
@@ -14,11 +18,22 @@ KINDS = ("gated", "mlp")
 
 
 class Expert(Module):
-    """The matrices of one expert: gate (for the kind `gated`) and up [hidden, dim], down [dim, hidden]."""
+    """The matrices of one expert: gate (for the kind `gated`) and up [hidden, dim], down [dim, hidden].
+
+    `routing` are parameters that the router has in each expert, by name: those of a `ThresholdRouter` are `prototype`
+    [dim] and `threshold` [].
+    """
+
+    prototype: Parameter
+    threshold: Parameter
 
     def __init__(
-        self, dim: int, hidden: int, *, kind: str = "gated", bias: bool = False, name: str = "", seed: int | None = None
-    ) -> None:
+        self, dim: int, hidden: int, *, kind: str = "gated", bias: bool = False,
+        routing: Mapping[str, Parameter] = MappingProxyType({}), name: str = "", seed: int | None = None,
+    ) -> None:  # fmt: skip
+        for label, own in routing.items():
+            self.register_parameter(label, own)
+
         def linear(label: str, inner: int, outer: int) -> Linear:
             return Linear(inner, outer, bias=bias, name=name and f"{name}{label}.", seed=seed)
 
@@ -28,7 +43,7 @@ class Expert(Module):
 
     def operands(self) -> list[Tensor]:
         """Return the matrices, each followed by its bias if it has one, in the order of the op `expert_mlp`."""
-        return list(self.parameters())
+        return [p for name, p in self.named_parameters() if "." in name]
 
 
 class MoE(Module):
@@ -42,7 +57,8 @@ class MoE(Module):
         kind: `gated`, or `mlp` for experts down(act(up x)).
         act: silu, gelu, gelu_tanh, relu, tanh or sigmoid.
         bias: whether experts have biases.
-        router: module that maps tokens [N, dim] to a `Routing`, instead of a `TopKRouter` with these options.
+        router: module that maps tokens [N, dim] to a `Routing`, instead of a `TopKRouter` with these options. If it has
+            `expert_parameters`, as `ThresholdRouter`, each expert gets these, and it is called with `experts`.
     """
 
     def __init__(
@@ -55,13 +71,22 @@ class MoE(Module):
         if router is None:
             label = name and f"{name}router."
             router = TopKRouter(dim, experts, k, score=score, normalize=normalize, name=label, seed=seed)
-        self.kind, self.act, self.bias, self.router = kind, act, bias, router
+        self.kind, self.act, self.bias = kind, act, bias
+        self.router: Any = router
+        owned: Any = getattr(router, "expert_parameters", None)
         made = (name and f"{name}experts.{e}." for e in range(experts))
-        self.experts = [Expert(dim, hidden, kind=kind, bias=bias, name=label, seed=seed) for label in made]
+
+        def expert(label: str) -> Expert:
+            own = {} if owned is None else owned(label, seed)
+            return Expert(dim, hidden, kind=kind, bias=bias, routing=own, name=label, seed=seed)
+
+        self.experts = [expert(label) for label in made]
 
     def route(self, x: Tensor, valid: Tensor | None = None) -> Routing:
         """Assign tokens [N, dim] to experts; where `valid` [N] is False, to none."""
-        return self.router(x) if valid is None else self.router(x, valid)
+        given = (x,) if valid is None else (x, valid)
+        owns = {"experts": self.experts} if hasattr(self.router, "expert_parameters") else {}
+        return self.router(*given, **owns)
 
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         """Route x [..., dim] and return the weighted results of the experts; the shape is kept.

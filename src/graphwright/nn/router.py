@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from math import log, sqrt
+from statistics import NormalDist
+from typing import Any, Literal
 
-from graphwright.array import float32
-from graphwright.autograd import Tensor
+import numpy as np
+
+from graphwright.array import bool_, float32, from_numpy
+from graphwright.autograd import Parameter, Tensor, active_recorder, autocast_to, is_grad_enabled
+from graphwright.autograd.recorder import labelled
 from graphwright.errors import UsageError
+from graphwright.nn import initial
 from graphwright.nn.layers import Linear
-from graphwright.nn.module import Module
+from graphwright.nn.module import Buffer, Module
 from graphwright.ops import call
+
+TINY_NORM = 1e-6
+"""The least norm by which a token or prototype is divided."""
+HIGHEST_THRESHOLD = 0.99
+CLOSED = 1e-20
+"""Share of a token's scores up to which an expert is closed by a gate; that of one above its threshold is > 1/(κE)."""
+LINEAR_BELOW = -30.0
+"""Below this ln softplus(x) is x in float64 too, and softplus underflows in float32 at -104."""
+
+
+class AllDead(UsageError):
+    """No expert of a layer is alive."""
+
+
+class Uncalibrated(UserWarning):
+    """A threshold router trains with thresholds that were not set from data; `experts.calibrate` sets them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +49,9 @@ class Routing:
         weights: factors of the results of these experts, of the shape of `choice`.
         runs: offsets [E + 1], rows and pairs of the op `dispatch`: the tokens of each expert.
         valid: bool [N], False for padding, which has no experts; None if all tokens are valid.
+        margin: of a `ThresholdRouter`, as are the next two: z [N, E], cosine minus threshold, -∞ for dead experts.
+        hits: bool [N, E], the experts above their threshold, before the fallback.
+        unrouted: bool [N], True where no expert is above its threshold, so that the fallback chose one.
     """
 
     logits: Tensor
@@ -34,6 +60,9 @@ class Routing:
     weights: Tensor
     runs: tuple[Tensor, Tensor, Tensor]
     valid: Tensor | None = None
+    margin: Tensor | None = None
+    hits: Tensor | None = None
+    unrouted: Tensor | None = None
 
     @property
     def counts(self) -> Tensor:
@@ -74,6 +103,126 @@ class TopKRouter(Module):
             ids = call("where", valid.unsqueeze(-1), ids, call("full_like", ids, value=-1))
         runs = call("dispatch", ids, experts=logits.shape[1])
         return Routing(logits, scores, ids, weights, runs, valid)
+
+
+class ThresholdRouter(Module):
+    """Every expert whose cosine with a token is above the expert's threshold: any number of experts for each token.
+
+    With p the expert's prototype [dim] and ϑ its threshold, a 0-d parameter: c = ⟨x/‖x‖, p/‖p‖⟩, z = c - tanh ϑ, and
+    the expert is a hit where z > 0. A token without hits is unrouted: the fallback is its expert with the largest z,
+    the lowest id on ties. The weights of the chosen experts are s/Σs with s = ln(1 + e^(κz)), κ = e^η. All of this is
+    computed in float32 or wider. No gradient flows through the choice.
+
+    Prototype and threshold belong to the expert: `MoE` creates them by `expert_parameters` and passes its experts.
+    Thresholds begin where independent Gaussian tokens would use k0 experts; `experts.calibrate` sets them from data.
+
+    Source: top-any gating of DynMoE (Guo et al. 2024, arXiv 2405.14297), with other weights.
+
+    Args:
+        dim, experts: size of a token, number of experts.
+        k0: mean number of experts per token that calibration aims at, in (0, experts].
+        kappa: initial κ > 0, the slope of the weights.
+        null: divide by ln 2 + Σs, so that the score of a token's only expert has an effect and a gradient.
+        ste: let gradients pass the choice as if it were σ(κz) (straight-through).
+
+    Attributes:
+        alive: buffer, bool [experts]; a dead expert has z = -∞ and no tokens.
+    """
+
+    def __init__(
+        self, dim: int, experts: int, k0: float, kappa: float = 10.0, *, null: bool = False, ste: bool = False
+    ) -> None:
+        if not 0 < k0 <= experts:
+            raise UsageError("invalid mean number of experts per token", expected=f"0 < k0 <= {experts}", got=k0)
+        if not kappa > 0:
+            raise UsageError("invalid slope of the weights", expected="kappa > 0", got=kappa)
+        self.dim, self.k0, self.null, self.ste = dim, k0, null, ste
+        self.eta = Parameter(initial.full((), log(kappa)))
+        self.alive = Buffer(from_numpy(np.ones(experts, bool)))
+        share = NormalDist().inv_cdf(1 - k0 / experts) / sqrt(dim) if k0 < experts else -1.0
+        self.start = float(np.float32(np.arctanh(np.clip(share, -HIGHEST_THRESHOLD, HIGHEST_THRESHOLD))))
+        self._calibrated = False
+
+    def expert_parameters(self, name: str = "", seed: int | None = None) -> dict[str, Parameter]:
+        """Return the parameters that the router has in each expert: `prototype` [dim] and `threshold` []."""
+        drawn = initial.normal((self.dim,), name and f"{name}prototype", std=1 / sqrt(self.dim), seed=seed)
+        return {"prototype": Parameter(drawn), "threshold": Parameter(initial.full((), self.start))}
+
+    def forward(self, x: Tensor, valid: Tensor | None = None, *, experts: Sequence[Any]) -> Routing:
+        """Route tokens x [N, dim], except those where `valid` [N] is False; `experts` have the router's parameters.
+
+        Raises: AllDead. Warns: Uncalibrated, once, where gradients are recorded in training.
+        """
+        self._check(experts)
+        with autocast_to(None):
+            cosine = labelled(self.cosines(x, experts), "cosine")
+            thresholds = _wide(labelled(call("stack", *(e.threshold for e in experts)), "thresholds"))
+            z = call("where", call("isnan", cosine), -1.0, cosine) - thresholds.tanh()
+            return self._routing(z, valid)
+
+    def cosines(self, x: Tensor, experts: Sequence[Any]) -> Tensor:
+        """Return the cosines [N, E] of tokens x [N, dim] with the prototypes, in float32 or wider."""
+        prototypes = _wide(labelled(call("stack", *(e.prototype for e in experts)), "prototypes"))
+        return call("linear", labelled(_unit(_wide(x)), "directions"), _unit(prototypes))
+
+    def _routing(self, z: Tensor, valid: Tensor | None) -> Routing:
+        """Choose and weigh experts by z [N, E]. Both softmaxes see -∞ where a gate is closed: as if it were dead."""
+        logits = labelled(z * self.eta.exp(), "logits")
+        score = labelled(_log_softplus(logits), "score")
+        margin = labelled(call("where", self.alive, z.detach(), -np.inf), "margin")
+        scores = labelled(call("softmax", score, self.alive, axis=-1), "scores")
+        hits = call("logical_and", call("gt", margin, 0.0), call("gt", scores, CLOSED))
+        hits = hits if valid is None else call("logical_and", hits, valid.unsqueeze(-1))
+        hits = labelled(hits, "hits")
+        none = call("logical_not", call("any", hits, axes=(1,), keepdims=False))
+        unrouted = labelled(none if valid is None else call("logical_and", none, valid), "unrouted")
+        best = call("one_hot", call("argmax", scores, axis=-1), classes=z.shape[1]).to(bool_)
+        mask = labelled(call("where", unrouted.unsqueeze(-1), best, hits), "mask")
+        weights = call("softmax", score, mask, axis=-1)
+        if self.null or self.ste:
+            chosen = call("where", mask, score, -np.inf).logsumexp(-1, keepdims=True)
+            share = call("sigmoid", chosen - log(log(2))) if self.null else None
+            weights = weights if share is None else weights * share
+            if self.ste:
+                total = chosen if share is None else chosen - share.log()
+                slope = logits.sigmoid() * (score - total).exp().detach()
+                slope = slope - weights.detach() * slope.sum(axis=-1, keepdims=True)
+                weights = weights + (slope - slope.detach())
+        weights = labelled(weights, "weights")
+        runs = call("dispatch", mask, experts=z.shape[1])
+        return Routing(logits, scores, mask, weights, runs, valid, margin, hits, unrouted)
+
+    def _check(self, experts: Sequence[Any]) -> None:
+        count = self.alive.shape[0]
+        if len(experts) != count or any(not hasattr(e, "prototype") for e in experts):
+            raise UsageError("the experts are not the router's", expected=f"{count} with its parameters",
+                             got=f"{len(experts)} experts", fix="nn.MoE(..., router=router) creates them")  # fmt: skip
+        if not self.alive.data.to_numpy().any():
+            raise AllDead("no expert is alive", where=self.alive.name, expected="at least one", got=f"{count} dead")
+        recorder = active_recorder.get()
+        if recorder is not None and recorder.stops:  # a program, which may be calibrated before it trains
+            return
+        if not self._calibrated and is_grad_enabled() and self.trains:
+            self._calibrated = True
+            if all(float(e.threshold.data.to_numpy()) == self.start for e in experts):
+                text = "the router trains with its initial thresholds: set them by experts.calibrate(model, batch)"
+                warnings.warn(text, Uncalibrated, stacklevel=4)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(float32) if x.dtype.is_low else x
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Divide the rows of x by their norms, or by `TINY_NORM` if that is larger."""
+    square = (x * x).sum(axis=-1, keepdims=True)
+    return x * call("rsqrt", square.clamp(min=TINY_NORM**2))
+
+
+def _log_softplus(x: Tensor) -> Tensor:
+    """Return ln ln(1 + eˣ), which is x for very negative x."""
+    curved = call("softplus", x.clamp(min=LINEAR_BELOW)).log()
+    return call("where", call("lt", x, LINEAR_BELOW), x, curved)
 
 
 def balance_loss(routing: Routing | Sequence[Routing], *, like: Literal["switch", "transformers"] = "switch") -> Tensor:

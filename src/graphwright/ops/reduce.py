@@ -285,7 +285,7 @@ class Cumsum(Row):
 class LogSumExp(Reduction):
     """ln Σ eˣ over axes, without overflow for large x; gradient g·e^(x - y), 0 where all entries are -∞."""
 
-    traits, saves = Traits(amp="f32"), Saves(inputs=(0,), outputs=(0,))
+    traits, saves = Traits(amp="f32", excludes_minus_infinity=True), Saves(inputs=(0,), outputs=(0,))
     axes, emit, onnx = _axes("sums exponentials over it"), _method("logsumexp"), _onnx_reduce("ReduceLogSumExp")
     infer = lambda x, axes, keepdims: _reduced(floating(x), axes, keepdims)
     cost = lambda ins, outs, attrs: Cost(4 * ins[0].size, ins[0].nbytes, outs[0].nbytes)

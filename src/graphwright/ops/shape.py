@@ -18,7 +18,7 @@ from graphwright.ops.axes import Atom, AxesUse, Term, axes_of, axis_of, chain, k
 from graphwright.ops.call import call
 from graphwright.ops.emit import sizes
 from graphwright.ops.onnx import OnnxUse
-from graphwright.ops.registry import Row, Traits, free_cost, op
+from graphwright.ops.registry import Row, Traits, free_cost, moving_cost, op
 from graphwright.ops.rules import Backward, ViewOp, normal_sample, one_dtype
 from graphwright.settings import AtLeastOne
 
@@ -468,3 +468,37 @@ class Concat(Row):
         for part in parts:
             u.frozen(part, "joins it with a dimension of unknown size")
         return [spliced(u.ins[0], axis, u.fresh(u.shapes[0][axis], "joins dimensions of unknown size"))]
+
+
+@op("stack")
+class Stack(Row):
+    """Operands of one spec along a new first axis. Each is a unit of its own: removed with its entry of the result."""
+
+    arity, attrs, traits, cost = (1, None), {}, Traits(jointly_linear=True, amp="promote"), moving_cost
+    groups = lambda attrs: (0, 1)
+    emit = lambda i, a: f"torch.stack(({', '.join(i)}{',' if len(i) == 1 else ''}))"
+
+    def infer(*ins):
+        one_dtype(*ins)
+        if any(i.shape != ins[0].shape for i in ins):
+            raise ShapeError("the operands have different shapes", expected=ins[0], got=", ".join(map(repr, ins)))
+        return Spec((len(ins), *ins[0].shape), ins[0].dtype)
+
+    def vjp(g, ins, outs, attrs, needs):
+        parts = (call("slice", g, axis=0, start=i, size=1) if need else None for i, need in enumerate(needs))
+        return tuple(part if part is None else call("squeeze", part, axes=(0,)) for part in parts)
+
+    def sample(rng):
+        shape = [(), (3,), (2, 3)][rng.integers(3)]
+        return [rng.normal(size=shape) for _ in range(rng.integers(1, 4))], {}
+
+    def expand(ins, attrs):
+        return call("concat", *(call("unsqueeze", x, axes=(0,)) for x in ins), axis=0)
+
+    def axes(u: AxesUse):
+        for other in u.ins[1:]:
+            for a, b in zip(u.ins[0], other, strict=True):
+                u.same(a, b)
+        units = Atom(len(u.ins))
+        u.counts(units, 0, 1)
+        return [(units, *u.ins[0])]

@@ -33,7 +33,7 @@ from graphwright.ops import get
 from graphwright.program.derived.recompute import Recomputed
 from graphwright.program.kinds import CONST, INPUT, KINDS, PARAM, STATE
 from graphwright.program.op_graph import Value
-from graphwright.program.primitives import add_assign, add_op, add_source, discard, set_outputs
+from graphwright.program.primitives import add_assign, add_op, add_source, discard, set_outputs, update_node
 from graphwright.program.weights import add_weight, constant_variable
 
 if TYPE_CHECKING:
@@ -122,6 +122,12 @@ class TraceRecorder:
     def optional(self, tensors: Iterable[Tensor]) -> None:
         """Mark results that callers often ignore: their ops are removed at the end if nothing reads them."""
         self._optional += [self.value_of(t).node for t in tensors]
+
+    def label(self, symbol: Symbol, name: str) -> None:
+        """Rename the node of a symbol, an op's result, to `name` within the present scope."""
+        node = self._own(symbol).node
+        if self.program.op(node) not in KINDS:
+            update_node(self.program, node, name=self.program.free_name(".".join((*scope.get(), name))))
 
     def path(self, symbol: Symbol) -> str:
         """Return the name of a symbol's node."""

@@ -19,7 +19,7 @@ from graphwright.array.formulas.gates import COLUMNS, GATE_KINDS, KINDS
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import get, traits
-from graphwright.ops.axes import Product, atoms, known
+from graphwright.ops.axes import Product, atoms, axes_of, known
 from graphwright.program import gates as g
 from graphwright.program.axes.solve_axes import AtomNotes, origin
 from graphwright.program.axes.units import Units, branches
@@ -192,10 +192,9 @@ def _scores(p: Program, group: AxisGroup) -> tuple[list[_Operand], set[NodeId]]:
         if traits(p.op(node)).excludes_minus_infinity:
             edge = p.in_edges(node)[0]
             value = p.edge_value(edge)
-            terms = group.axes.solution.dims[value]
-            dim = p.attrs(node)["axis"] % len(terms)
-            if tuple(atoms(terms[dim])) == group.atoms:
-                found.append((value, dim, (edge,)))
+            terms, attrs = group.axes.solution.dims[value], p.attrs(node)
+            over = axes_of(attrs["axis"] if "axis" in attrs else attrs["axes"], len(terms))
+            found += [(value, dim, (edge,)) for dim in over if tuple(atoms(terms[dim])) == group.atoms]
     return found, p.dependents([p.graph.target(edge) for _, _, (edge,) in found])
 
 
