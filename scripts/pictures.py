@@ -172,6 +172,7 @@ def house() -> str:
     levels = run_path(str(Path(__file__).parents[1] / "tests" / "test_layers.py"))["LEVELS"]
     roles = {
         **{"cli": "commands", "testing": "proofs, planted bugs", "surgery": "diagnose, prune, factor"},
+        **{"lifecycle": "on-policy prefixes, solve rates"},
         **{"structure": "gates, search", "models": "open, generate, export", "evolve": "NEAT, layers"},
         **{
             "nn": "modules",
