@@ -172,7 +172,7 @@ def house() -> str:
     levels = run_path(str(Path(__file__).parents[1] / "tests" / "test_layers.py"))["LEVELS"]
     roles = {
         **{"cli": "commands", "testing": "proofs, planted bugs", "surgery": "diagnose, prune, factor"},
-        **{"structure": "gates, search", "experts": "routers, mixtures"},
+        **{"structure": "gates, search", "experts": "routers, mixtures", "lifecycle": "lives, own prefixes"},
         **{"models": "open, generate, export", "evolve": "NEAT, layers"},
         **{
             "nn": "modules",

@@ -22,7 +22,7 @@ LEVELS = [
     {"nn", "optim", "amp", "data", "distributions", "metrics"},
     {"models", "evolve"},
     {"surgery", "structure"},
-    {"experts"},
+    {"experts", "lifecycle"},
     {"cli", "testing"},
     {"__init__", "__main__"},
 ]

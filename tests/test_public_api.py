@@ -36,6 +36,7 @@ MODULES = (
     "experts",
     "files",
     "graph",
+    "lifecycle",
     "metrics",
     "models",
     "nn",
