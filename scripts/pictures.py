@@ -172,7 +172,12 @@ def house() -> str:
     levels = run_path(str(Path(__file__).parents[1] / "tests" / "test_layers.py"))["LEVELS"]
     roles = {
         **{"cli": "commands", "testing": "proofs, planted bugs", "surgery": "diagnose, prune, factor"},
-        **{"structure": "gates, search", "models": "open, generate, export", "evolve": "NEAT, layers"},
+        **{
+            "structure": "gates, search",
+            "lifecycle": "commits, log, resume",
+            "models": "open, generate, export",
+            "evolve": "NEAT, layers",
+        },
         **{
             "nn": "modules",
             "optim": "optimizers",

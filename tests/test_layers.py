@@ -21,7 +21,7 @@ LEVELS = [
     {"plan"},
     {"nn", "optim", "amp", "data", "distributions", "metrics"},
     {"models", "evolve"},
-    {"surgery", "structure"},
+    {"lifecycle", "structure", "surgery"},
     {"cli", "testing"},
     {"__init__", "__main__"},
 ]

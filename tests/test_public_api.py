@@ -35,6 +35,7 @@ MODULES = (
     "evolve.tasks",
     "files",
     "graph",
+    "lifecycle",
     "metrics",
     "models",
     "nn",

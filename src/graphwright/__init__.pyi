@@ -12,6 +12,7 @@ from graphwright import data as data
 from graphwright import distributions as distributions
 from graphwright import evolve as evolve
 from graphwright import graph as graph
+from graphwright import lifecycle as lifecycle
 from graphwright import metrics as metrics
 from graphwright import models as models
 from graphwright import nn as nn
