@@ -46,7 +46,8 @@ def again(folder: Path, **options: Any) -> tuple[lf.Life, lf.Segment, DataLoader
     gw.manual_seed(99)
     life = lf.open(folder, **options)
     data = loader()
-    return life, life.resume(step(life.program), data), data
+    train_ = step(life.program)
+    return life, life.resume(train_, data) if life.resumable else life.segment(train_, data), data
 
 
 def train(run: lf.Segment, data: DataLoader, steps: int) -> list[float]:

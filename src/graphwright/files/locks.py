@@ -6,6 +6,7 @@ The system releases the lock when the process ends, however it ends; the file it
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from weakref import finalize
 
@@ -47,7 +48,8 @@ class HeldLock:
 
     def release(self) -> None:
         """Release the lock; idempotent."""
-        self._close()
+        with suppress(OSError):
+            self._close()
 
 
 def _number(text: bytes) -> int:

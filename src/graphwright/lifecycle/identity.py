@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,9 +49,14 @@ class Identity:
     parent: Mapping[str, Any] | None = None
 
     @classmethod
-    def new(cls, p: Program, name: str, seed: int, parent: Mapping[str, Any] | None = None) -> Identity:
+    def new(cls, p: Program, name: str, seed: int) -> Identity:
         """Return a new identity for a program."""
-        return cls(str(uuid4()), name, now(), seed, p.structure_hash(), substrate(p), parent)
+        return cls(str(uuid4()), name, now(), seed, p.structure_hash(), substrate(p))
+
+    @classmethod
+    def fork(cls, parent: Identity, name: str, origin: Mapping[str, Any]) -> Identity:
+        """Return a new identity with the substrate, the structure and the seed of its parent."""
+        return replace(parent, id=str(uuid4()), name=name, time=now(), parent=origin)
 
     def write(self, folder: Path) -> None:
         """Write the file. Raises: UnwritableTarget."""

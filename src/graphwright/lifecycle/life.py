@@ -7,28 +7,33 @@ last commit has; a commit stages what changed since, and the writer makes it dur
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from graphwright.array import NDArray, from_numpy
+from graphwright.array import BY_TAG, NDArray, Spec, from_numpy
 from graphwright.autograd import Parameter, Tensor
 from graphwright.autograd.random import Generator
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.files import FileError, HeldLock, StrPath, atomic_directory
 from graphwright.graph import Chain
 from graphwright.graph.chain import GENESIS
+from graphwright.lifecycle.branches import Merged, make_fork, merge
+from graphwright.lifecycle.compaction import compact
 from graphwright.lifecycle.contents import Digests, Tracker, contents, payload
 from graphwright.lifecycle.errors import CommitDamaged, LifeBusy, LifeExists, ResumeMismatch
 from graphwright.lifecycle.figures import Figures
 from graphwright.lifecycle.identity import Identity
 from graphwright.lifecycle.log import LifeLog
+from graphwright.lifecycle.moments import HeldMoments, give_moments, split
 from graphwright.lifecycle.segment import Segment, contract_of, default_generator
 from graphwright.lifecycle.store import LOCK, LOG, Batch, Commit, Payload, Store
-from graphwright.lifecycle.structure import Held, MappedFiles, Structure, restore, structure_key, structure_of
+from graphwright.lifecycle.structure import MappedFiles, Restored, Structure, restore, structure_key, structure_of
+from graphwright.lifecycle.verify import Divergence, Verified, divergence, verify
 from graphwright.lifecycle.writer import Writer
+from graphwright.optim.optimizer import Optimizer
 from graphwright.program import Program
 from graphwright.program.exclusive import exclusive
 from graphwright.program.files.values import flattened, unflattened
@@ -70,22 +75,18 @@ class Life:
         self._writer = Writer(store, asynchronous=asynchronous)
         self._tracker, self._digests = Tracker(), Digests()
         self._structure: Structure | None = None
-        self._held: Held = {}
+        self._held = HeldMoments()
+        self._named: dict[str, NDArray] = {}  # moments that are held, as the last commit has them
         self._undo: set[str] = set()  # names of written undo arrays
         self._states: Mapping[str, Any] = {}
         self._detached: set[str] = set()  # names of tensors of a training that is not running
-        self._overrides: dict[str, Payload] = {}
         self._facts: Mapping[str, Any] | None = None
         program.undo_horizon = HORIZON
 
-    def adopt(self, held: Held, digests: dict[NDArray, str]) -> None:
-        """Take the present state as that of the last commit."""
-        self._held, self._digests, self.cut = held, Digests(digests), dict(self.store.cut)
-        record = self.store.last.record
-        self._states, self._facts = record.states, record.training
-        self._detached = {n for n in self.store.fold if n.partition(".")[0] not in ("model", "undo")}
-        self._undo = {n for n in self.store.fold if n.startswith("undo.")}
-        self._tracker.note(contents(self.program, None))
+    def adopt(self, found: Restored) -> None:
+        """Take the present state as that of the last commit, from which the program was made."""
+        self._held, self._digests, self.cut = found.held, Digests(found.digests), dict(self.store.cut)
+        self._detach()
 
     # -- what it is ----------------------------------------------------------------------------------------------------
     @property
@@ -98,6 +99,11 @@ class Life:
     def lag(self) -> int:
         """Steps that no commit has yet."""
         return self.age - self.store.last.step
+
+    @property
+    def resumable(self) -> bool:
+        """Whether the last commit has a training, which `resume` continues."""
+        return self.training is None and self._facts is not None
 
     @property
     def reason(self) -> str | None:
@@ -152,7 +158,7 @@ class Life:
                 optimizer = None if train is None else train.optimizer
                 self._structure = structure_of(p, optimizer, self._held, self._digests)
             holdings = contents(p, train)
-            tensors = dict(self._overrides)
+            tensors: dict[str, Payload] = {}
             for name in self._tracker.changed(holdings):
                 v = holdings[name].variable
                 known = p.weights.promise_of(v.data) if name.startswith("model.") else None
@@ -165,8 +171,10 @@ class Life:
             self._undo = set(undo)
             states, arrays = self._states_now()
             tensors |= {name: payload(array, copy=copy) for name, array in arrays.items()}
-            names = {*holdings, *undo, *self._detached, *self._overrides, *arrays}
-            self._overrides = {}
+            named = self._held.named(p) if self.training is None else {}
+            tensors |= {n: payload(array) for n, array in named.items() if self._named.get(n) is not array}
+            self._named = named
+            names = {*holdings, *undo, *self._detached, *named, *arrays}
             facts = self._facts if self.training is None else self.training.training()
             last = self.store.commits[-1].record if self.store.commits else None
             log, journal = self.log.chain, p.journal.chain
@@ -225,7 +233,7 @@ class Life:
         self._begin(train)
         contract = contract_of(train, data, scheduler, objective)
         run = Segment(self, train, Figures(self.age), contract, data, scheduler, rng or default_generator())
-        self.training, self._detached = run, set()
+        self.training, self._detached, self._held, self._named = run, set(), HeldMoments(), {}
         self.log.add("segment_start", self.age, {**contract, "seed": run.parts["rng"].seed})
         return run
 
@@ -247,25 +255,16 @@ class Life:
         self._check_contract(then, now)
         generator = rng or default_generator()
         run = Segment(self, train, Figures.from_json(self._facts["segment"]), then, data, scheduler, generator)
-        holdings = contents(self.program, train)
-        files = MappedFiles()
-        stored = {
-            n: h for n, h in self.store.fold.items() if n.partition(".")[0] in ("optimizer", "scaler", "compiled")
-        }
-        own = {n: h for n, h in holdings.items() if not n.startswith("model.")}
-        wrong = [f"{n}: missing in the life" for n in own.keys() - stored.keys()]
-        wrong += [f"{n}: missing in the step" for n in stored.keys() - own.keys()]
-        arrays = {name: files.array(self.program, home) for name, home in stored.items()}
-        wrong += [f"{n}: expected {h.variable.spec}, got {arrays[n].spec}" for n, h in own.items()
-                  if n in arrays and arrays[n].spec != h.variable.spec]  # fmt: skip
-        if wrong:
-            what = "the training differs from the one that the life would resume:\n  " + "\n  ".join(sorted(wrong)[:20])
-            raise ResumeMismatch(what, where=self.folder, fix="make model, optimizer and step as in that training")
-        host = {name: from_numpy(array.to_numpy(bits=True).copy(), bits=array.dtype) for name, array in arrays.items()}
-        self._load_states(run, files)
-        for name, holding in own.items():
-            holding.variable.assign(Tensor(host[name]))
-        self._install_held(train)
+        self._check_names(train)
+        others = {n: h.variable for n, h in contents(self.program, train).items() if n in self._detached}
+        with MappedFiles() as files:
+            host = {n: files.array(self.program, self.store.fold[n]).to_numpy(bits=True).copy() for n in others}
+            self._load_states(run, files)
+        for name, variable in others.items():
+            variable.assign(Tensor(from_numpy(host[name], bits=variable.dtype)))
+        if isinstance(train.optimizer, Optimizer):
+            give_moments(self._held, train.optimizer)
+        self._held, self._named = HeldMoments(), {}
         for variable in self.program.weights.values():  # aligned as in the first run: kernels may depend on it
             known = self.program.weights.promise_of(variable.data)
             if known is None or known.reference is None:
@@ -302,6 +301,22 @@ class Life:
                 what, where=self.folder, fix="use the same options and data, or begin a life.segment(...)"
             )
 
+    def _check_names(self, train: CompiledStep) -> None:
+        """Check that a step has the variables that the life has of its training; new parameters have none yet."""
+        p = self.program
+        own = {n: h.variable.spec for n, h in contents(p, train).items() if not n.startswith("model.")}
+        held = {n: a.spec for n, a in self._named.items()}
+        infos = {n: self.store.fold[n].info for n in self._detached if not n.startswith("states.")}
+        stored = held | {n: Spec(i.shape, BY_TAG[i.tag]) for n, i in infos.items() if i.tag in BY_TAG}
+        known = {parts[1] for parts in (split(n, p) for n in held) if parts is not None}
+        new = {n for n in own.keys() - stored.keys() if (parts := split(n, p)) is not None and parts[1] not in known}
+        wrong = [f"{n}: missing in the life" for n in own.keys() - stored.keys() - new]
+        wrong += [f"{n}: missing in the step" for n in stored.keys() - own.keys()]
+        wrong += [f"{n}: expected {own[n]}, got {stored[n]}" for n in own.keys() & stored.keys() if own[n] != stored[n]]
+        if wrong:
+            what = "the training differs from the one that the life would resume:\n  " + "\n  ".join(sorted(wrong)[:20])
+            raise ResumeMismatch(what, where=self.folder, fix="make model, optimizer and step as in that training")
+
     def _load_states(self, run: Segment, files: MappedFiles) -> None:
         parts = {name: part for name, part in run.parts.items() if part is not None}
         if parts.keys() != self._states.keys():
@@ -319,31 +334,28 @@ class Life:
                 part.load_state_dict(before[name])
             raise ResumeMismatch("a state cannot be restored", where=self.folder, got=error) from error
 
-    def _install_held(self, train: CompiledStep) -> None:
-        """Give the optimizer the moments of parameters that only undo can reach."""
-        for variable, arrays in self._held.values():
-            if isinstance(variable, Parameter):
-                labels = [label for label in arrays if label not in ("steps", "master")]
-                state = train.optimizer.state_of(variable, labels)
-                for v in state.variables():
-                    if (array := arrays.get(v.name.removeprefix(f"{state.name}."))) is not None:
-                        v.assign(Tensor(array))
-        self._held = {}
-
     def leave(self, run: Segment) -> None:
         """Write everything and close a segment that ended."""
         self.commit()
-        self._detach(run)
+        optimizer = run.train.optimizer
+        if isinstance(optimizer, Optimizer):
+            for parameter, state in list(optimizer.state.items()):
+                arrays = {v.name.removeprefix(f"{state.name}."): v.data.copy() for v in state.variables()}
+                self._held.add(optimizer.name, parameter, arrays)
+        self._detach()
 
     def suspend(self) -> None:
         """Close the life after an exception in a segment: its program is ahead of its last commit, or within a step."""
         self.close()
 
-    def _detach(self, run: Segment) -> None:
+    def _detach(self) -> None:
+        """Hold what the last commit has of a training until it is resumed."""
         self.training = None
-        record = self.store.last.record
+        record, names = self.store.last.record, set(self.store.fold)
         self._states, self._facts = record.states, record.training
-        self._detached = {n for n in self.store.fold if n.partition(".")[0] not in ("model", "undo")}
+        self._undo = {n for n in names if n.startswith("undo.")}
+        self._named = self._held.named(self.program)
+        self._detached = {n for n in names if n.partition(".")[0] not in ("model", "undo")} - self._named.keys()
         self._tracker.note(contents(self.program, None))
 
     # -- events --------------------------------------------------------------------------------------------------------
@@ -354,6 +366,111 @@ class Life:
             raise UsageError("invalid name of a life", expected="a non-empty string", got=repr(name))
         self.log.add("rename", self.age, {"name": name})
         self.commit()
+
+    def export(self, directory: StrPath, **options: Any) -> Any:
+        """Export the model; see `Model.export`. Raises: UsageError if the life was opened without `like=model`."""
+        if self.model is None:
+            fix = "lf.open(directory, like=gw.open(source)), or life.snapshot(directory)"
+            raise UsageError("the life has no model to export, only a program", where=self.name, fix=fix)
+        receipt = self.model.export(directory, **options)
+        if not self.readonly:
+            self.log.add("export", self.age, {"hash": self.program.hash()})
+            self.commit()
+        return receipt
+
+    def compact(self) -> None:
+        """Write all live tensors to one commit, and remove the earlier ones; pinned steps stay. Raises: FileError."""
+        self.commit()
+        self.log.add("compaction", self.age, compact(self.store))
+        self.commit()
+
+    def pin(self, step: int | None = None) -> None:
+        """Keep the state after a step, by default the present one, through compactions. Raises: StepGone; FileError."""
+        if step is None or step == self.age:
+            self.commit()
+        self._check_writable()
+        self._writer.wait()
+        self.store.pin(self.age if step is None else step)
+
+    def fork(self, directory: StrPath, *, name: str | None = None, step: int | None = None) -> Life:
+        """Begin another life with the state of this one, now or after a step; return it, opened.
+
+        It has an identity of its own, which names this life, the same log and journal up to then, and can be resumed.
+        Raises: LifeExists; StepGone; UnwritableTarget.
+        """
+        folder = Path(directory)
+        _check_new(folder)
+        if self.readonly:
+            self._writer.wait()
+        else:
+            self.commit()
+        identity = make_fork(self, folder, name or f"fork of {self.name}", step)
+        if not self.readonly:
+            self.log.add("fork", self.age, {"id": identity.id, "name": identity.name, "step": step or self.age})
+            self.commit()
+        return open(folder)
+
+    def merge(self, other: Life | StrPath, *, prefer: Literal["ours", "theirs"] | None = None) -> Merged:
+        """Merge a fork of this life into it, or its parent, or another fork of the same commit.
+
+        The other life's edits since they parted are replayed, then one edit sets the weights that only the other life
+        changed; their moments come with them. Undo reverts the merge like any edit.
+
+        Args:
+            other: the other life, or its directory.
+            prefer: whose value a weight gets that both changed.
+        Raises: MergeConflict naming such weights, if `prefer` is None; ReplayConflict for an edit that does not fit;
+            UsageError if they have no common commit or a segment is open. Then nothing changes.
+        """
+        if self.training is not None:
+            raise UsageError("a segment is open", where=self.name, fix="end it, then merge")
+        if prefer not in (None, "ours", "theirs"):
+            raise UsageError("unknown value of `prefer`", expected="ours, theirs or None", got=prefer)
+        given = other if isinstance(other, Life) else open(other, readonly=True)
+        if not given.readonly:
+            given.commit()
+        self.commit()
+        found = merge(self, given, prefer)
+        facts = {"id": given.identity.id, "name": given.name, "step": given.age, "taken": list(found.taken)}
+        self.log.add("merge", self.age, facts)
+        self.commit()
+        return found
+
+    def take_moments(self, other: Life, keys: Sequence[str]) -> None:
+        """Take the moments of some parameters from another life."""
+        for key in keys:
+            moments = other.moments_of(key)
+            if moments is not None:
+                self._held.add(moments[0], self.program.weights[key], moments[1])
+
+    def moments_of(self, key: str) -> tuple[str, dict[str, NDArray]] | None:
+        """Return name of the optimizer and copies of the moments of a parameter, by label; None without any."""
+        variable = self.program.weights[key]
+        found = self._held.of(variable)
+        if found is not None:
+            return found.owner, {label: array.copy() for label, array in found.arrays.items()}
+        optimizer = None if self.training is None else self.training.train.optimizer
+        if not isinstance(optimizer, Optimizer) or not isinstance(variable, Parameter):
+            return None
+        state = optimizer.state_of(variable)
+        arrays = {v.name.removeprefix(f"{state.name}."): v.data.copy() for v in state.variables()}
+        return optimizer.name, arrays
+
+    def verify(self) -> Verified:
+        """Read everything that is stored, and check each byte, line and hash, and that log and journal agree.
+
+        Raises: CommitDamaged naming file and tensor; LogCorrupt naming the line.
+        """
+        self._writer.wait()
+        return verify(self)
+
+    def same(self, other: Life | StrPath) -> Divergence | None:
+        """Return None if another life has the same log, else where the logs begin to differ.
+
+        A copy of the directory has the same log until one of the two is trained.
+        """
+        given = other if isinstance(other, Life) else open(other, readonly=True)
+        return divergence(self.log, given.log)
 
     def at(self, step: int) -> Program:
         """Return the program as it was after a step, read-only. Raises: StepGone naming the nearest stored step."""
@@ -411,12 +528,11 @@ def birth(
     if not isinstance(name, str) or not name:
         raise UsageError("invalid name of a life", expected="a non-empty string", got=repr(name))
     folder = Path(directory)
-    if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
-        fix = "lf.open(directory) continues a life; or choose another directory"
-        raise LifeExists("the directory is not empty", where=folder, fix=fix)
+    _check_new(folder)
     identity = Identity.new(program, name, seed)
     log = LifeLog(Chain(base=GENESIS))
-    log.add("birth", 0, {"id": identity.id, "name": name, "structure": identity.structure})
+    facts = {"id": identity.id, "name": name, "structure": identity.structure, "entries": len(program.journal)}
+    log.add("birth", 0, facts)
     with atomic_directory(folder) as temporary:
         lock = HeldLock(temporary / LOCK)
         store = Store.create(temporary, durable=durable == "power")
@@ -437,7 +553,7 @@ def open(
         directory: the directory of the life.
         like: a program or model with the sizes of the life at birth; of a model, the life's `model` has the files.
         readonly: look at it while another process may train it.
-        commit: number of the commit to open; later ones are removed by the next commit.
+        commit: number of the commit to open; later ones are removed, unless `readonly`.
         asynchronous, durable: as for `birth`.
     Raises: NoLife; LifeBusy(pid); SubstrateMismatch; StoreGap, CommitDamaged, LogCorrupt for a damaged store.
     """
@@ -463,7 +579,7 @@ def open(
     model = None if model is None else model.with_program(found.program)
     life = Life(folder, identity, found.program, log, store, model=model, lock=lock, asynchronous=asynchronous,
                 age=store.last.step, readonly=readonly)  # fmt: skip
-    life.adopt(found.held, found.digests)
+    life.adopt(found)
     return life
 
 
@@ -472,6 +588,12 @@ def _program_of(target: Any) -> tuple[Program, Any]:
     if not isinstance(program, Program):
         raise UsageError("only programs and models live", expected="a Program or a Model", got=type(target).__name__)
     return program, None if program is target else target
+
+
+def _check_new(folder: Path) -> None:
+    if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
+        fix = "lf.open(directory) continues a life; or choose another directory"
+        raise LifeExists("the directory is not empty", where=folder, fix=fix)
 
 
 def _check_durable(durable: str) -> None:

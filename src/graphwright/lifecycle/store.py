@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from graphwright.files import Buffer, atomic_write, blake2b_128, open_regular, read_file, sweep_files
+from graphwright.files import Buffer, append_at, atomic_write, blake2b_128, open_regular, read_file, sweep_files
 from graphwright.graph import Chain
 from graphwright.lifecycle.commit import NAME, Commit, Record, read_commit
 from graphwright.lifecycle.errors import CommitDamaged, NoLife, StepGone, StoreGap
@@ -25,7 +25,7 @@ from graphwright.lifecycle.log import ChainFile, Mark, read_lines
 from graphwright.safetensors import CheckpointNotFound, TensorData, TensorFile, TensorInfo
 from graphwright.safetensors.writer import plan_header, write_planned
 
-LOG, JOURNAL, LOCK = "life.jsonl", "journal.jsonl", "lock"
+LOG, JOURNAL, LOCK, ANCESTOR = "life.jsonl", "journal.jsonl", "lock", "ancestor.json"
 COMMITS, PINS, STRUCTURE = "commits", "pins", "structure"
 _JSON = re.compile(r"[0-9a-f]{32}\.json")
 
@@ -168,7 +168,10 @@ class Store:
 
     # -- writing -------------------------------------------------------------------------------------------------------
     def sweep(self) -> None:
-        """Remove what killed processes left: hidden files, superseded commits, structures that no commit names."""
+        """Remove what killed processes left: hidden files, lines after the heads, and files that no commit needs."""
+        marks = {LOG: self.last.record.log, JOURNAL: self.last.record.journal}
+        for name in (name for name, count in self.cut.items() if count):
+            append_at(self.folder / name, marks[name].bytes, b"", durable=self.durable)
         for name, pattern in ((COMMITS, NAME), (PINS, NAME), (STRUCTURE, _JSON), ("", re.compile(".*"))):
             sweep_files(self.folder / name, pattern)
         first, last = self.commits[0].number, self.last.number
@@ -197,7 +200,7 @@ class Store:
         gone = tuple(sorted(self.fold.keys() - names))
         if self.commits and not (new or gone or batch.log[0] or batch.journal[0] or self._news(batch)):
             return self.last
-        self._write_structure(*batch.structure)
+        self.write_structure(*batch.structure)
         before = self.commits[-1].record if self.commits else None
         marks = {}
         for name, (lines, head) in ((LOG, batch.log), (JOURNAL, batch.journal)):
@@ -227,6 +230,12 @@ class Store:
         with _Sources() as sources:
             items = [TensorData.stored(sources(home.commit), name) for name, home in homes.items()]
             return self._write_file(target, record, items)
+
+    def pin(self, step: int) -> Commit:
+        """Copy the state after a step to a file that no compaction removes. Raises: StepGone; FileError."""
+        commit, state = self.at(step)
+        target = self.folder / PINS / f"{commit.number:08d}.safetensors"
+        return commit if commit.path.parent.name == PINS else self.copy_base(commit.record, state, target)
 
     def add_base(self, record: Record) -> Commit:
         """Write the present state as a commit of its own, on which later ones build; earlier files stay."""
@@ -264,7 +273,8 @@ class Store:
     def _path(self, number: int) -> Path:
         return self.folder / COMMITS / f"{number:08d}.safetensors"
 
-    def _write_structure(self, digest: str, text: str) -> None:
+    def write_structure(self, digest: str, text: str) -> None:
+        """Write a structure file, unless it exists. Raises: UnwritableTarget."""
         path = self.folder / STRUCTURE / f"{digest}.json"
         if not path.exists():
             atomic_write(path, text.encode(), durable=self.durable)

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from graphwright.array import NDArray
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import GraphwrightError
-from graphwright.files import blake2b_128, parse_json
+from graphwright.files import JsonError, blake2b_128, parse_json
 from graphwright.lifecycle.contents import Digests
 from graphwright.lifecycle.errors import CommitDamaged
-from graphwright.lifecycle.store import JOURNAL, Commit, Fold, Home, Store
+from graphwright.lifecycle.moments import HeldMoments, read_moments
+from graphwright.lifecycle.store import JOURNAL, STRUCTURE, Commit, Fold, Home, Store
 from graphwright.optim.optimizer import Optimizer
 from graphwright.program.editing.undo_storage import Packer
 from graphwright.program.errors import ProgramFileError
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 
 _FIELDS = ("name", "version", "valid", "graph", "next_seq", "labels", "outputs", "weights", "stacks", "history",
            "constraints", "held", "base", "horizon")  # fmt: skip
-
-Held = dict[int, tuple[Variable, dict[str, NDArray]]]
-"""Id of a parameter that only undo can reach -> the parameter and its optimizer state: steps, moments, master."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +56,15 @@ def structure_key(p: Program) -> object:
     return p.version, flags, tuple(p.history.marks.items()), json.dumps(p.constraints.to_json()), p.undo_horizon
 
 
-def structure_of(p: Program, optimizer: object, held: Held, digests: Digests) -> Structure:
-    """Return the structure of a program; `held` has the moments that no optimizer holds yet."""
+def structure_of(p: Program, optimizer: object, held: HeldMoments, digests: Digests) -> Structure:
+    """Return the structure of a program; `held` has the moments that no optimizer holds."""
     packer, tied = Packer(p, digests), tied_keys(p)
     history = packer.pack()
     moments = {}
     for i, variable in enumerate(packer.objects):
-        found = _moments(variable, optimizer, held)
+        owner, found = _moments(variable, optimizer, held)
         if found and "live" not in packer.variables[i]:
-            moments[str(i)] = {label: packer.array(array)[0] for label, array in found.items()}
+            moments[str(i)] = [owner, {label: packer.array(array)[0] for label, array in found.items()}]
     body = {
         **structure_body(p),
         "weights": {key: {"tied": tied[key]} if key in tied else weight_row(v) for key, v in p.weights.items()},
@@ -82,21 +80,42 @@ def structure_of(p: Program, optimizer: object, held: Held, digests: Digests) ->
     return Structure(structure_key(p), blake2b_128(text.encode()), text, packer.arrays)
 
 
-def _moments(variable: Variable, optimizer: object, held: Held) -> dict[str, NDArray]:
+def _moments(variable: Variable, optimizer: object, held: HeldMoments) -> tuple[str, dict[str, NDArray]]:
+    """Return name of the optimizer and state of a parameter, by label; no state if the parameter has none."""
     if isinstance(optimizer, Optimizer) and isinstance(variable, Parameter) and variable in optimizer.state:
         state = optimizer.state[variable]
         if state.lineage is variable.lineage and state.spec == variable.spec:
-            return {v.name.removeprefix(f"{state.name}."): v.data for v in state.variables()}
-    return held[id(variable)][1] if id(variable) in held else {}
+            return optimizer.name, {v.name.removeprefix(f"{state.name}."): v.data for v in state.variables()}
+    found = held.of(variable)
+    return ("", {}) if found is None else (found.owner, found.arrays)
 
 
 @dataclass(slots=True)
 class Restored:
-    """A program made from a commit, and the moments of parameters that only its undo can reach."""
+    """A program made from a commit.
+
+    Attributes:
+        program: the program.
+        held: the moments of its parameters, and of those that only undo can reach.
+        names: names of the moments of its parameters in the commit.
+        digests: array of undo data -> its digest.
+    """
 
     program: Program
-    held: Held = field(default_factory=dict)
+    held: HeldMoments = field(default_factory=HeldMoments)
+    names: set[str] = field(default_factory=set)
     digests: dict[NDArray, str] = field(default_factory=dict)
+
+
+def read_structure(store: Store, commit: Commit) -> dict[str, Any]:
+    """Return the structure of a commit as JSON values. Raises: CommitDamaged."""
+    where = store.folder / STRUCTURE / f"{commit.record.structure}.json"
+    try:
+        body = parse_json(store.structure(commit).encode(), nesting=MAX_NESTING, where=where)
+        forms.text(forms.table(body, _FIELDS, "structure")["base"], "base")
+    except (ProgramFileError, JsonError) as error:
+        raise CommitDamaged("the structure of a commit is damaged", where=where, got=error.what) from error
+    return body
 
 
 def restore(store: Store, commit: Commit, state: Fold) -> Restored:
@@ -104,28 +123,28 @@ def restore(store: Store, commit: Commit, state: Fold) -> Restored:
 
     Raises: CommitDamaged, LogCorrupt, InvalidProgram.
     """
-    text = store.structure(commit)
-    where = store.folder / "structure" / f"{commit.record.structure}.json"
+    body = read_structure(store, commit)
+    where = store.folder / STRUCTURE / f"{commit.record.structure}.json"
     try:
-        body = forms.table(parse_json(text.encode(), nesting=MAX_NESTING, where=where), _FIELDS, "structure")
-        base = forms.text(body.pop("base"), "base")
-        horizon, held = body.pop("horizon"), forms.table(body.pop("held"), None, "held")
-        journal = store.lines(JOURNAL, base, commit)
-        sources: list[_Tensors] = []
+        with MappedFiles() as files:
+            base, horizon, held = body.pop("base"), body.pop("horizon"), forms.table(body.pop("held"), None, "held")
+            journal = store.lines(JOURNAL, base, commit)
+            sources: list[_Tensors] = []
 
-        def source(p: Program) -> _Tensors:
-            sources.append(_Tensors(p, state))
-            return sources[0]
+            def source(p: Program) -> _Tensors:
+                sources.append(_Tensors(p, state, files))
+                return sources[0]
 
-        program, variables = rebuild(body, source, journal)
-        program.undo_horizon = None if horizon is None else forms.integer(horizon, field="horizon")
-        found = Restored(program)
-        for i, moments in held.items():
-            variable = variables[forms.integer(int(i), 0, len(variables) - 1, "held")]
-            arrays = {label: sources[0].undo_array(digest, None) for label, digest in moments.items()}
-            found.held[id(variable)] = (variable, arrays)
-        found.digests = {array: digest for (digest, _), array in sources[0].undo.items()}
-        sources[0].files.close()
+            program, variables = rebuild(body, source, journal)
+            program.undo_horizon = None if horizon is None else forms.integer(horizon, field="horizon")
+            found = Restored(program)
+            for i, row in held.items():
+                owner, moments = forms.array(row, 2, "held")
+                variable = variables[forms.integer(int(i), 0, len(variables) - 1, "held")]
+                arrays = {label: sources[0].undo_array(digest, None) for label, digest in moments.items()}
+                found.held.add(forms.text(owner, "held"), variable, arrays)
+            found.names = read_moments(found.held, program, state, sources[0].files)
+            found.digests = {array: digest for (digest, _), array in sources[0].undo.items()}
     except ProgramFileError as error:
         raise CommitDamaged(
             "the structure of a commit is damaged", where=error.where or where, got=error.what
@@ -140,8 +159,8 @@ def restore(store: Store, commit: Commit, state: Fold) -> Restored:
 class _Tensors:
     """The stored arrays of a state, as a source for `rebuild`."""
 
-    def __init__(self, p: Program, state: Fold) -> None:
-        self._p, self.files = p, MappedFiles()
+    def __init__(self, p: Program, state: Fold, files: MappedFiles) -> None:
+        self._p, self.files = p, files
         self._weights = {n.removeprefix("model."): home for n, home in state.items() if n.startswith("model.")}
         self._undo = {n.removeprefix("undo."): home for n, home in state.items() if n.startswith("undo.")}
         self.undo: dict[tuple[str, str | None], NDArray] = {}
@@ -162,7 +181,7 @@ class _Tensors:
 
 
 class MappedFiles:
-    """Maps commit files, once each; a file that is removed later stays readable through its map."""
+    """Maps commit files, once each, in a `with` block; a file that is removed later stays readable through its map."""
 
     def __init__(self) -> None:
         self._files: dict[object, TensorFile] = {}
@@ -173,7 +192,10 @@ class MappedFiles:
         return mapped_array(p, home.info, lambda: view, file.check_mapped, home.digest, reference or home.reference,
                             home.where)  # fmt: skip
 
-    def close(self) -> None:
+    def __enter__(self) -> MappedFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Close all files; their maps, and so the arrays, stay."""
         for file in self._files.values():
             file.close()
