@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from bonsai import again, begin, everything, step, train
+from bonsai import again, begin, everything, loader, step, train
 
 import graphwright as gw
 from graphwright import lifecycle as lf
@@ -106,8 +106,7 @@ class Trial:
         """Open, resume, and do the operation."""
         gw.manual_seed(7)
         with lf.open(folder) as life:
-            data = None
-            run = life.resume(step(life.program), _loader())
+            run = life.resume(step(life.program), loader())
             if self.operation == "edit":
                 with life.program.edit("an edit") as e:
                     e.set_weight("3.bias", lambda w: w + 1)
@@ -116,7 +115,6 @@ class Trial:
             else:
                 run.step(self.batch)
                 life.commit()
-            assert data is None
 
     def _state(self, folder: Path) -> tuple:
         life = lf.open(folder, readonly=True)
@@ -136,12 +134,6 @@ class Trial:
         assert not [p for p in folder.rglob(".*")], story
         numbers = [int(p.stem) for p in (folder / "commits").iterdir()]
         assert sorted(numbers) == [c.number for c in life.store.commits]
-
-
-def _loader():
-    from bonsai import loader
-
-    return loader()
 
 
 @pytest.fixture(scope="module", params=["step", "edit", "compaction"])

@@ -131,10 +131,12 @@ def _common(life: Life, other: Life) -> Ancestor:
         return Ancestor.read(other.folder)
     if ours.parent is not None and ours.parent["id"] == theirs.id:
         return Ancestor.read(life.folder)
-    if ours.parent is not None and ours.parent == theirs.parent:
-        return Ancestor.read(life.folder)
+    if ours.parent is not None and theirs.parent is not None and ours.parent["id"] == theirs.parent["id"]:
+        first, second = Ancestor.read(life.folder), Ancestor.read(other.folder)
+        if (first.tensors, first.entries) == (second.tensors, second.entries):
+            return first
     raise UsageError("the lives have no common commit", where=life.name, got=other.name,
-                     fix="only a fork and its parent, or two forks of one commit, can be merged")  # fmt: skip
+                     fix="only a fork and its parent, or two forks of one state, can be merged")  # fmt: skip
 
 
 def _sides(life: Life, other: Life, ancestor: Ancestor, keys: Any) -> tuple[list[str], list[str], list[str]]:

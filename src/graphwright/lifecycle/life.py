@@ -81,7 +81,6 @@ class Life:
         self._states: Mapping[str, Any] = {}
         self._detached: set[str] = set()  # names of tensors of a training that is not running
         self._facts: Mapping[str, Any] | None = None
-        program.undo_horizon = HORIZON
 
     def adopt(self, found: Restored) -> None:
         """Take the present state as that of the last commit, from which the program was made."""
@@ -137,6 +136,7 @@ class Life:
     def commit_step(self) -> None:
         """Write what changed, in the background if the life is asynchronous; a failure shows in `lag` and `reason`."""
         self._check_writable()
+        self._writer.check()
         if self._writer.busy:
             return
         with suppress(FileError):  # noted by the writer
@@ -233,6 +233,7 @@ class Life:
         self._begin(train)
         contract = contract_of(train, data, scheduler, objective)
         run = Segment(self, train, Figures(self.age), contract, data, scheduler, rng or default_generator())
+        self.log_edits()
         self.training, self._detached, self._held, self._named = run, set(), HeldMoments(), {}
         self.log.add("segment_start", self.age, {**contract, "seed": run.parts["rng"].seed})
         return run
@@ -530,6 +531,9 @@ def birth(
     folder = Path(directory)
     _check_new(folder)
     identity = Identity.new(program, name, seed)
+    if program.undo_horizon is None:
+        program.undo_horizon = HORIZON
+        program.history.trim()
     log = LifeLog(Chain(base=GENESIS))
     facts = {"id": identity.id, "name": name, "structure": identity.structure, "entries": len(program.journal)}
     log.add("birth", 0, facts)

@@ -106,6 +106,7 @@ class Segment:
         """
         life = self._open()
         feeds = self._feeds(batch)
+        life.log_edits()
         self.whole = False
         loss = float(self.train(feeds).item())
         if not isfinite(loss):

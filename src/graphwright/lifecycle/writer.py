@@ -46,7 +46,6 @@ class Writer:
 
     def submit(self, batch: Batch) -> Commit | None:
         """Write a commit; return it, or None if it is in flight. Raises: OSError if this thread writes and fails."""
-        self._check()
         if not self.asynchronous:
             return self._write(batch)
         with self._changed:
@@ -62,7 +61,7 @@ class Writer:
         """Wait until no commit is in flight."""
         with self._changed:
             self._changed.wait_for(lambda: self._batch is None)
-        self._check()
+        self.check()
 
     def close(self) -> None:
         """Wait, and end the thread."""
@@ -83,7 +82,8 @@ class Writer:
         found, self.compactions = self.compactions, []
         return list(found)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise what the writer's thread raised, other than OSError."""
         if self._bug is not None:
             bug, self._bug = self._bug, None
             raise bug
