@@ -110,6 +110,11 @@ class Storage:
         """Number of writes, by arrays and by plans."""
         return self._version + sum(c.count for c in self._counts) if self._counts else self._version
 
+    @property
+    def own_writes(self) -> int:
+        """Number of writes by arrays, without the runs of plans; it also changes when another plan writes the block."""
+        return self._version
+
     @version.setter
     def version(self, value: int) -> None:
         self._version += value - self.version

@@ -165,7 +165,7 @@ def _close(fd: int) -> None:
 
 
 # -- system calls ------------------------------------------------------------------------------------------------------
-def _again(call: Callable[..., T], *args: object) -> T:
+def again(call: Callable[..., T], *args: object) -> T:
     """Return `call(*args)`, repeating the call each time a signal interrupts it."""
     while True:
         try:
@@ -176,7 +176,7 @@ def _again(call: Callable[..., T], *args: object) -> T:
 
 @contextmanager
 def _opened(path: StrPath, flags: int) -> Iterator[int]:
-    fd = _again(os.open, path, flags)
+    fd = again(os.open, path, flags)
     try:
         yield fd
     finally:
@@ -185,16 +185,16 @@ def _opened(path: StrPath, flags: int) -> Iterator[int]:
 
 def _open_directory(path: Path) -> int:
     """Open a directory in order to lock it; return -1 on Windows, where directories cannot be opened."""
-    return -1 if os.name == "nt" else _again(os.open, path, os.O_RDONLY | DIRECTORY)
+    return -1 if os.name == "nt" else again(os.open, path, os.O_RDONLY | DIRECTORY)
 
 
-def _fsync_directory(path: Path) -> None:
+def fsync_directory(path: Path) -> None:
     """Make the directory entries of `path` survive a power loss, where the system supports it."""
     if os.name == "nt":
         return
     with _opened(path, os.O_RDONLY | DIRECTORY) as fd:
         try:
-            _again(os.fsync, fd)
+            again(os.fsync, fd)
         except OSError as error:
             if error.errno != errno.EINVAL:  # the file system does not support fsync of directories
                 raise
@@ -205,8 +205,8 @@ def _fsync_tree(path: Path) -> None:
         for file in (Path(folder, name) for name in files):
             if stat.S_ISREG(os.lstat(file).st_mode):
                 with _opened(file, (os.O_RDWR if os.name == "nt" else os.O_RDONLY) | NOFOLLOW) as fd:
-                    _again(os.fsync, fd)
-        _fsync_directory(Path(folder))
+                    again(os.fsync, fd)
+        fsync_directory(Path(folder))
 
 
 def _remove_tree(path: Path) -> None:
@@ -245,12 +245,14 @@ def exchange(first: StrPath, second: StrPath) -> bool:
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
-def atomic_write(path: StrPath, data: bytes | bytearray | memoryview | Iterable[Buffer]) -> None:
-    """Replace the content of `path` by `data`: bytes, or several buffers in order.
+def atomic_write(
+    path: StrPath, data: bytes | bytearray | memoryview | Iterable[Buffer], *, durable: bool = True
+) -> None:
+    """Replace the content of `path` by `data`: bytes, or several buffers in order. See `AtomicFile` for `durable`.
 
     Raises: UnwritableTarget, or any error that the iterable raises; the file then keeps its old content.
     """
-    with AtomicFile(path) as file:
+    with AtomicFile(path, durable=durable) as file:
         for chunk in [data] if isinstance(data, (bytes, bytearray, memoryview)) else data:
             file.write(chunk)
 
@@ -258,14 +260,15 @@ def atomic_write(path: StrPath, data: bytes | bytearray | memoryview | Iterable[
 class AtomicFile:
     """A file written under a hidden name; leaving the `with` block renames it onto the target, an exception removes it.
 
-    Keeps the mode of the file that it replaces; a new file gets 0666 minus the umask.
+    Keeps the mode of the file that it replaces; a new file gets 0666 minus the umask. Without `durable` nothing is
+    fsynced: the file survives the death of the process, but perhaps not a power loss.
 
     >>> with AtomicFile("model.safetensors") as file:
     ...     file.write(header)
     """
 
-    def __init__(self, path: StrPath) -> None:
-        self.path = target_path(path)
+    def __init__(self, path: StrPath, *, durable: bool = True) -> None:
+        self.path, self.durable = target_path(path), durable
         self._temp: Path | None = None
         self._fd = -1
         self._whole = True
@@ -293,7 +296,7 @@ class AtomicFile:
         whole, self._whole = self._whole, False
         with writing(self.path):
             while rest:
-                taken = _again(os.write, self._fd, rest)  # may be a partial write
+                taken = again(os.write, self._fd, rest)  # may be a partial write
                 if taken == 0:
                     raise OSError(errno.EIO, "write returned 0 bytes without an error")
                 rest = rest[taken:]
@@ -320,20 +323,22 @@ class AtomicFile:
     def _create(self, temp: Path) -> int:
         self._temp = temp
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | NOFOLLOW | getattr(os, "O_BINARY", 0)
-        return _again(os.open, temp, flags, 0o666)
+        return again(os.open, temp, flags, 0o666)
 
     def _commit(self) -> None:
         assert self._temp is not None
         if not self._whole:
             raise OSError(errno.EIO, "an earlier write failed and its error was ignored")
-        _again(os.fsync, self._fd)
+        if self.durable:
+            again(os.fsync, self._fd)
         if os.name == "nt":  # Windows cannot rename an open file; elsewhere the lock must last until the rename
             _close(self._fd)
             self._fd = -1
         if self._mode is not None and self._mode != self._mode | 0o600:
             os.chmod(self._temp, self._mode)
         os.replace(self._temp, self.path)
-        _fsync_directory(self.path.parent)
+        if self.durable:
+            fsync_directory(self.path.parent)
 
     def _discard(self) -> None:
         """Remove the hidden file, if it was not renamed, and close it."""
@@ -440,7 +445,7 @@ def _put(temp: Path, path: Path, overwrite: bool) -> None:
         finally:
             _close(lock)
         if exchanged:
-            _fsync_directory(path.parent)  # before deleting the old one: a crash must not bring back its name
+            fsync_directory(path.parent)  # before deleting the old one: a crash must not bring back its name
             with suppress(OSError):  # the new one is in place; the next save sweeps leftovers
                 _remove_tree(temp)
         else:
@@ -453,7 +458,7 @@ def _put(temp: Path, path: Path, overwrite: bool) -> None:
             what = "the destination appeared while the directory was built"
             raise DestinationExists(what, where=path, fix="choose another path") from error
         raise
-    _fsync_directory(path.parent)
+    fsync_directory(path.parent)
 
 
 def _put_in_two_steps(temp: Path, path: Path) -> None:
@@ -468,7 +473,7 @@ def _put_in_two_steps(temp: Path, path: Path) -> None:
         except BaseException:
             os.rename(aside, path)
             raise
-        _fsync_directory(path.parent)
+        fsync_directory(path.parent)
         with suppress(OSError):
             _remove_tree(aside)
     finally:
@@ -480,4 +485,4 @@ def _recover(path: Path) -> None:
     if not os.path.lexists(path):
         for aside in _staged(path, "old")[:1]:
             os.rename(aside, path)
-            _fsync_directory(path.parent)
+            fsync_directory(path.parent)

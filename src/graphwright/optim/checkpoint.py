@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -80,7 +81,7 @@ def save_state(
         facts: additional JSON values, available as `SavedState.facts` after loading.
     Raises: UsageError if a state is not JSON; FileError if writing fails, with the old directory unchanged.
     """
-    tensors, aliases = _gathered(model, optimizer, scaler, compiled)
+    tensors, aliases = training_variables(model, optimizer, scaler, compiled)
     program = program_of(model)
     content: dict[str, Any] = {
         "schema": SCHEMA,
@@ -180,7 +181,7 @@ class SavedState:
             fix = "load it into the same model; if that was edited after saving, pass remap=program.journal"
             raise StateError("the saved state is of a model with a different structure", where=self.directory, fix=fix)
         parts = _given(scheduler, loader, rng)
-        own, aliases = _gathered(model, optimizer, scaler, compiled)
+        own, aliases = training_variables(model, optimizer, scaler, compiled)
         scope = tuple(sorted({name.partition(".")[0] for name in own}))
         wrong = [f"{name}: the training was saved without it" for name, _ in parts if name not in self.states]
         if compiled is not None:
@@ -269,14 +270,15 @@ def remap_state(
     if optimizer is None:
         return found
     keys = {id(variable): key for key, variable in program.variables().items()}
+    names = {id(variable): name for name, variable in training_variables(program, optimizer)[0].items()}
     for group in optimizer.param_groups:
         found[f"optimizer.{group.rate.name}"] = arrays.get(f"optimizer.{group.rate.name}", group.rate.data)
-    for prefix, p, state in optimizer.states():
+    for _, p, state in optimizer.states():
         key = keys.get(id(p), "")
         twin, old = now.get(key), then.get(key)
         remap = moment_remap(*old, twin) if old is not None and isinstance(twin, Parameter) else None
-        for label, variable in state.variables().items():
-            name = f"optimizer.{prefix}.{label}"
+        for variable in state.variables().values():
+            name = names[id(variable)]
             if remap is None or name not in arrays:
                 found[name] = variable.data
             else:
@@ -299,19 +301,42 @@ def _misfits(own: Mapping[str, Variable], saved: Mapping[str, Spec]) -> list[str
     return wrong + [f"{name}: expected {here}, got {there}" for name, here, there in both if here != there]
 
 
-def _gathered(*holders: HasVariables | None) -> tuple[dict[str, Variable], dict[str, str]]:
-    """Return a dict from names to variables of all holders, and one from other names of tied variables to the first."""
+def training_variables(
+    model: HasVariables, optimizer: HasVariables | None = None, scaler: HasVariables | None = None,
+    compiled: HasVariables | None = None,
+) -> tuple[dict[str, Variable], dict[str, str]]:  # fmt: skip
+    """Return a dict from names to all variables of a training, and one from other names of tied ones to the first.
+
+    Names begin with `model`, `optimizer`, `scaler` or `compiled`. Moments are named by the key of their parameter in
+    the model, so that the names do not depend on parameters that edits removed.
+    """
     first: dict[int, str] = {}
     tensors: dict[str, Variable] = {}
     aliases: dict[str, str] = {}
-    for part, holder in zip(("model", "optimizer", "scaler", "compiled"), holders, strict=True):
-        for name, variable in (holder.variables() if holder is not None else {}).items():
+    own = model.variables()
+    for part, holder in (("model", model), ("optimizer", optimizer), ("scaler", scaler), ("compiled", compiled)):
+        if isinstance(holder, Optimizer):
+            found = _optimizer_variables(holder, {id(v): name for name, v in reversed(list(own.items()))})
+        else:
+            found = own if holder is model else {} if holder is None else holder.variables()
+        for name, variable in found.items():
             full = f"{part}.{name}"
             if first.setdefault(id(variable), full) == full:
                 tensors[full] = variable
             else:
                 aliases[full] = first[id(variable)]
     return tensors, aliases
+
+
+def _optimizer_variables(optimizer: Optimizer, keys: Mapping[int, str]) -> dict[str, Variable]:
+    """Return the variables of an optimizer by name; `keys` maps the id of a parameter to its key in the model."""
+    found = {group.rate.name: group.rate for group in optimizer.param_groups}
+    for default, p, state in optimizer.states():
+        wanted = f"{optimizer.name}.{keys[id(p)]}" if id(p) in keys else default
+        for label, variable in state.variables().items():
+            name = f"{wanted}.{label}"
+            found[next(n for n in chain([name], (f"{name}_{i}" for i in count(2))) if n not in found)] = variable
+    return found
 
 
 def _given(*parts: HasState | None) -> list[tuple[str, HasState]]:

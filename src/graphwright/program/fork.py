@@ -82,7 +82,7 @@ def _twin(p: Program, name: str, twins: VariableTwins) -> Program:
         twin.graph.describe = twin.history.describe
         twin.weights = p.weights.fork(twin, twins)
         twin.version, twin.valid = p.version, p.valid
-        twin.history_bytes = p.history_bytes
+        twin.history_bytes, twin.undo_horizon = p.history_bytes, p.undo_horizon
         twin.journal = Journal(Chain(base=p.journal.hash))
         twin.checkpoints = p.checkpoints
         twin.constraints = p.constraints.copy()

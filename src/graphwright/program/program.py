@@ -49,6 +49,8 @@ class Program(OpGraph):
         graph: nodes and edges; read it freely, change it only through `edit`.
         weights: variables by checkpoint key or node path.
         history_bytes: limit in bytes of the arrays stored in memory for undo; older arrays go to a temporary file.
+        undo_horizon: number of latest edits that can be undone; older entries keep their record, not their arrays. None
+            for all edits. It takes effect at the next edit.
         version: increases with every committed edit; a plan belongs to one version.
         derived: objects that upper layers cache with the program and can rebuild, such as plans.
         journal: every edit, undo and redo.
@@ -66,6 +68,7 @@ class Program(OpGraph):
         self.version = 0
         self.journal = Journal()
         self.history_bytes = 4 << 30
+        self.undo_horizon: int | None = None
         self.valid = True
         self.readonly = False
         self.derived: dict[str, Any] = {}
@@ -237,7 +240,7 @@ class Program(OpGraph):
 
         Args:
             why: reason, for the journal.
-            author: `human`, `gate`, `evolution` or `pass`.
+            author: `human`, `gate`, `evolution`, `pass` or `lifecycle`.
             tool: name of the program that edits, if one does.
             check: False admits a broken state, even a cycle, so that it can be repaired; `valid` is False until then.
             keep_undo: False stores nothing for undo, so `undo` cannot go past this edit.

@@ -69,10 +69,14 @@ class Tombstones:
         twin.forth = {edge: list(records) for edge, records in self.forth.items()}
         return twin
 
-    def forget(self, handles: Iterable[NodeId | EdgeId]) -> None:
-        """Drop the records of these removals and of all rewires that redo would repeat; redo has become impossible."""
+    def drop(self, handles: Iterable[NodeId | EdgeId]) -> None:
+        """Drop the records of these removals, which no undo step restores any more."""
         for handle in handles:
             self.removed.pop(handle, None)
+
+    def forget(self, handles: Iterable[NodeId | EdgeId]) -> None:
+        """Drop the records of these removals and of all rewires that redo would repeat; redo has become impossible."""
+        self.drop(handles)
         self.forth.clear()
 
 

@@ -91,25 +91,33 @@ class TensorData:
             yield self.data() if callable(self.data) else self.data
 
 
-def write_tensors(path: StrPath, items: Iterable[TensorData], metadata: Mapping[str, str] | None = None) -> Header:
+def write_tensors(
+    path: StrPath, items: Iterable[TensorData], metadata: Mapping[str, str] | None = None, *, durable: bool = True
+) -> Header:
     """Write a safetensors file atomically; return its header.
 
     Args:
         path: the file; an existing one is replaced once the new one is complete.
         items: the tensors, in file order.
         metadata: `__metadata__`; `format: pt` is added if it has no `format`, because transformers requires it.
+        durable: fsync the file and its directory; see `AtomicFile`.
     Raises: HeaderError for an invalid header, with the rule `size` if a buffer does not match shape and dtype tag;
         UnwritableTarget; UsageError for a buffer that is not contiguous. After an error, no new file is left.
     """
     items = tuple(items)
-    start, header = _plan_header(items, metadata or {})
-    with AtomicFile(path) as file:
+    start, header = plan_header(items, metadata or {})
+    write_planned(path, items, start, durable=durable)
+    return header
+
+
+def write_planned(path: StrPath, items: Sequence[TensorData], start: bytes, *, durable: bool = True) -> None:
+    """Write a safetensors file atomically, given its first bytes from `plan_header`; raises as `write_tensors`."""
+    with AtomicFile(path, durable=durable) as file:
         file.write(start)
         for item in items:
             written = sum(file.write(flat_bytes(chunk)) for chunk in item.chunks())
             if written != item.size:
                 raise HeaderError("size", item.key, where=path, expected=f"{item.size} bytes", got=f"{written} bytes")
-    return header
 
 
 def with_format(metadata: Mapping[str, str]) -> dict[str, str]:
@@ -117,7 +125,8 @@ def with_format(metadata: Mapping[str, str]) -> dict[str, str]:
     return {**metadata} if "format" in metadata else {**metadata, "format": "pt"}
 
 
-def _plan_header(items: tuple[TensorData, ...], metadata: Mapping[str, str]) -> tuple[bytes, Header]:
+def plan_header(items: Sequence[TensorData], metadata: Mapping[str, str]) -> tuple[bytes, Header]:
+    """Return the first bytes of a file of tensors, and its header. Raises: HeaderError."""
     infos, at = [], 0
     for item in items:
         size = item.size

@@ -362,7 +362,10 @@ class Disk:
                     tree[prefix + name] = None
                     visit(node, f"{prefix}{name}{os.sep}")
                 elif torn and node.now != node.durable:
-                    tree[prefix + name] = node.now[: len(node.now) // 2]
+                    kept = (
+                        0 if not node.now.startswith(node.durable) else len(node.durable)
+                    )  # an append harms no old byte
+                    tree[prefix + name] = node.now[: kept + (len(node.now) - kept) // 2]
                 else:
                     tree[prefix + name] = node.now if arrived(node) else node.durable
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from graphwright.autograd.variable import share
@@ -132,7 +134,22 @@ class History:
             undos = [e.undo for e in self.redoable if e.undo is not None]
             p.tombstones.forget(h for undo in undos for edit in undo.forward if (h := edit.issued) is not None)
             self.redoable.clear()
+        self.trim()
         return entry
+
+    def trim(self) -> None:
+        """Drop the undo data of the entries beyond `program.undo_horizon`; their records stay in the journal."""
+        p, horizon = self.program, self.program.undo_horizon
+        beyond = [] if horizon is None else self.undoable[: max(len(self.undoable) - horizon, 0)]
+        gone = {entry.seq: entry.undo for entry in takewhile(lambda e: e.undo is not None, reversed(beyond))}
+        if not gone:
+            return
+        for seq in gone:
+            p.journal.put(replace(p.journal[seq], undo=None))
+        self.undoable = [p.journal[e.seq] for e in self.undoable]
+        kept = [e.undo for e in (*self.undoable, *self.redoable)]
+        needed, dropped = ({edit.issued for u in undos if u for edit in u.edits} for undos in (kept, gone.values()))
+        p.tombstones.drop(handle for handle in dropped - needed if handle is not None)
 
     def end(self, entry: Entry | None, *, failed: bool = False) -> None:
         """Close the open edit, which wrote `entry`. If it failed, restore the weights and their copy-on-write flags."""
@@ -306,7 +323,7 @@ def _check_undo(entry: Entry) -> Undo:
     """Return the undo data of an entry. Raises: NotUndoable if it was not stored or its arrays cannot be read."""
     where = f"entry {entry.seq}: {entry.why}"
     if entry.undo is None:
-        fix = "edit with keep_undo=True, and save with history='full'"
+        fix = "edit with keep_undo=True and within program.undo_horizon, and save with history='full'"
         raise NotUndoable("no undo data was stored for this entry", where=where, fix=fix)
     for array in entry.undo.arrays():
         if array.storage.readonly:

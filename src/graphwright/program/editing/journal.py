@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from graphwright.program.editing.edits import Edit
 
 
-AUTHORS = ("human", "gate", "evolution", "pass")
+AUTHORS = ("human", "gate", "evolution", "pass", "lifecycle")
 """Kinds of author; `tool` names the program."""
 
 

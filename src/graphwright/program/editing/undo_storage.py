@@ -45,15 +45,25 @@ _REWIRES = each(row(f.NODE, f.NODE, f.NODE, f.NODE, _POSITION, _POSITION))
 
 
 class Packer:
-    """Converts undo data to JSON. `arrays` is a dict from digest to array of all arrays that the JSON refers to."""
+    """Converts undo data to JSON.
 
-    def __init__(self, p: Program) -> None:
+    Args:
+        p: the program.
+        digest: function from an array to its digest; by default it is computed, or known from the file of the array.
+
+    Attributes:
+        arrays: digest -> array, of all arrays that the JSON refers to.
+        variables: JSON form of each variable that the JSON refers to.
+        objects: these variables.
+    """
+
+    def __init__(self, p: Program, digest: Callable[[NDArray], str] | None = None) -> None:
         self.arrays: dict[str, NDArray] = {}
         self.variables: list[dict[str, Any]] = []
-        self._program = p
+        self.objects: list[Variable] = []
+        self._program, self._digest = p, digest or p.weights.digest_of
         self._live = {id(v): key for key, v in reversed(list(p.weights.items()))}
         self._numbers: dict[int, int] = {}
-        self._alive: list[Variable] = []  # so that no id is used twice
 
     def pack(self) -> dict[str, Any]:
         """Return the JSON form of the undo data of all entries, with the tombstones and the variables."""
@@ -84,8 +94,7 @@ class Packer:
 
     def array(self, array: NDArray) -> list[Any]:
         """Add an array to `arrays`; return [digest, text that stands for its bytes in program hashes, or None]."""
-        weights = self._program.weights
-        digest, known = weights.digest_of(array), weights.promise_of(array)
+        digest, known = self._digest(array), self._program.weights.promise_of(array)
         assert array.storage.memory is not None or not array.size  # read it now: the save may replace its file
         self.arrays.setdefault(digest, array)
         return [digest, None if known is None else known.reference]
@@ -95,7 +104,7 @@ class Packer:
         if v is None:
             return None
         if id(v) not in self._numbers:
-            self._alive.append(v)
+            self.objects.append(v)
             self._numbers[id(v)] = len(self.variables)
             facts = {"trained": isinstance(v, Parameter), "trainable": v.requires_grad, "name": v.name}
             live = id(v) in self._live
@@ -115,11 +124,16 @@ class Packer:
 
 
 class Unpacker:
-    """Restores undo data from the JSON of a `Packer`. Raises: ProgramFileError."""
+    """Restores undo data from the JSON of a `Packer`. Raises: ProgramFileError.
+
+    Attributes:
+        variables: the variables that the undo data refers to, as in `Packer.objects`.
+        undos: seq -> undo data.
+    """
 
     def __init__(self, p: Program, data: Mapping[str, Any], fetch: Fetch) -> None:
         self._program, self._fetch = p, fetch
-        self._variables = [self._variable(v) for v in forms.array(data["variables"], None, "history.variables")]
+        self.variables = [self._variable(v) for v in forms.array(data["variables"], None, "history.variables")]
         undos = forms.table(data["undos"], None, "history.undos")
         self.undos = {int(seq): self.undo(undo) for seq, undo in undos.items()}
         for form in forms.array(data["removed"], None, "history.removed"):
@@ -162,7 +176,7 @@ class Unpacker:
 
     def variable(self, data: Any) -> Variable | None:
         """Return the variable with this index; None for null."""
-        return None if data is None else self._variables[forms.integer(data, 0, len(self._variables) - 1, "variable")]
+        return None if data is None else self.variables[forms.integer(data, 0, len(self.variables) - 1, "variable")]
 
     def _variable(self, data: Any) -> Variable:
         at = "history.variables"

@@ -6,11 +6,12 @@ Files are untrusted: the JSON has a checksum, the type and range of every value 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from graphwright.array import CPU, NDArray, Storage
 from graphwright.array.dtype import BY_TAG
@@ -36,12 +37,58 @@ from graphwright.safetensors import Checkpoint
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
+    from graphwright.safetensors import TensorInfo
+
+
+class TensorSource(Protocol):
+    """The stored arrays of a program: its weights by key, and those of undo data by digest."""
+
+    def keys(self) -> Collection[str]:
+        """Return the keys of all stored weights; a tied weight is stored under its first key."""
+        ...
+
+    def weight(self, key: str, row: dict[str, Any]) -> NDArray:
+        """Return the value of a weight, given its facts. Raises: ProgramFileError."""
+        ...
+
+    def undo_array(self, digest: str, reference: str | None) -> NDArray:
+        """Return an array that undo data refers to. Raises: LookupError."""
+        ...
+
+
+def mapped_array(
+    p: Program, info: TensorInfo, read: Callable[[], memoryview], check: Callable[[], None], digest: str,
+    reference: str | None, where: str,
+) -> NDArray:  # fmt: skip
+    """Return a tensor of a file as an array that is memory-mapped, and checked against its digest, on first read.
+
+    Args:
+        read, check: as in `Storage.mapped`.
+        digest: `array_digest` of the tensor.
+        reference: see `Promise`.
+        where: file and tensor, for errors.
+    """
+    kind = BY_TAG.get(info.tag)
+    if kind is None:
+        known = ", ".join(BY_TAG)
+        raise ProgramFileError("unknown dtype of a tensor", where=where, expected=known, got=info.tag)
+
+    def touch() -> memoryview:
+        content = read()
+        if digest_of(array.spec, content) != digest:
+            what = "the bytes of this tensor are damaged: their digest does not match"
+            raise ProgramFileError(what, where=where, expected=digest, fix=forms.RESTORE)
+        return content
+
+    array = NDArray(Storage.mapped(touch, info.nbytes, CPU, check), kind, info.shape)
+    p.weights.promises[array] = Promise(digest, reference)
+    return array
 
 
 class TensorFiles:
     """The tensor files of a saved program, read as memory-mapped arrays."""
 
-    def __init__(self, folder: Path, headers: Mapping[str, Any], p: Program) -> None:
+    def __init__(self, folder: Path, headers: Mapping[str, Any], held: Sequence[str], p: Program) -> None:
         self.program = p
         self.weights = Checkpoint(folder, stem="weights")
         self.history = Checkpoint(folder, stem="history") if any(n.startswith("history") for n in headers) else None
@@ -53,28 +100,43 @@ class TensorFiles:
             size, digest = forms.array(headers[name], 2, f"files.{name}")
             if path.stat().st_size != size or header_digest(path, length) != digest:
                 raise ProgramFileError("the file changed after the program was saved", where=path, fix=forms.RESTORE)
-        self.mapped: list[NDArray] = []
+        self._arrays: list[NDArray] = []
+        self.mapped: dict[tuple[str, str | None], NDArray] = {}
+        self._homes: dict[str, tuple[Checkpoint, str]] = {}  # digest -> where its bytes are
+        for digest in held:
+            if self.history is not None:
+                self._homes[forms.text(digest, "history.arrays")] = (self.history, digest)
 
-    def array(self, checkpoint: Checkpoint, key: str, digest: str, reference: str | None) -> NDArray:
-        """Return a tensor as an array that is memory-mapped, and checked against its digest, on first read."""
-        info = checkpoint.info(key)
-        kind = BY_TAG.get(info.tag)
-        if kind is None:
-            where, known = f"{checkpoint.path}: {key}", ", ".join(BY_TAG)
-            raise ProgramFileError("unknown dtype of a tensor", where=where, expected=known, got=info.tag)
+    def keys(self) -> Collection[str]:
+        """Return the keys of the weight files."""
+        return self.weights.keys()
 
-        def touch() -> memoryview:
-            content = checkpoint.bytes(key)
-            if digest_of(array.spec, content) != digest:
-                where = f"{checkpoint.path}: {key}"
-                what = "the bytes of this tensor are damaged: their digest does not match"
-                raise ProgramFileError(what, where=where, expected=digest, fix=forms.RESTORE)
-            return content
+    def weight(self, key: str, row: dict[str, Any]) -> NDArray:
+        """Return the value of a weight, given its facts."""
+        at = f"weights.{key}"
+        digest, reference = forms.text(row.pop("blake2b"), at), forms.optional_text(row.pop("reference"), at)
+        self._homes[digest] = (self.weights, key)
+        return self._array(self.weights, key, digest, reference)
 
-        array = NDArray(Storage.mapped(touch, info.nbytes, CPU, checkpoint.file_of(key).check_mapped), kind, info.shape)
-        self.program.weights.promises[array] = Promise(digest, reference)
-        self.mapped.append(array)
+    def undo_array(self, digest: str, reference: str | None) -> NDArray:
+        """Return an array that undo data refers to: that of a weight with equal bytes, if there is one."""
+        if (digest, reference) not in self.mapped:
+            self._array(*self._homes[digest], digest, reference)
+        return self.mapped[digest, reference]
+
+    def _array(self, checkpoint: Checkpoint, key: str, digest: str, reference: str | None) -> NDArray:
+        where = f"{checkpoint.path}: {key}"
+        file = checkpoint.file_of(key)
+        read = partial(file.bytes, key)
+        array = mapped_array(self.program, file.info(key), read, file.check_mapped, digest, reference, where)
+        self.mapped[digest, reference] = array
+        self._arrays.append(array)
         return array
+
+    def touch(self) -> None:
+        """Check the bytes of all tensors now."""
+        if any(array.storage.memory is None for array in self._arrays):
+            raise AssertionError("reading a mapped tensor must return its bytes or raise an error")
 
 
 MAX_BYTES = 256 << 20  # of program.json: about a million nodes
@@ -122,13 +184,39 @@ def _load_checked(folder: Path, check: bool, verify: bool) -> Program:
 
 def _load(folder: Path, check: bool, verify: bool) -> Program:
     body = _read_body(folder)
+    files = forms.table(body["files"], None, "files")
+    held = [] if body["history"] is None else forms.array(body["history"].pop("arrays"), None, "history.arrays")
+    sources: list[TensorFiles] = []
+
+    def open_files(p: Program) -> TensorFiles:
+        sources.append(TensorFiles(folder, files, held, p))
+        return sources[0]
+
+    p, _ = rebuild(body, open_files, _read_journal(folder, body), check)
+    if verify:
+        sources[0].touch()
+    return p
+
+
+def rebuild(
+    body: Mapping[str, Any], source: Callable[[Program], TensorSource], journal: chain.Chain, check: bool = True
+) -> tuple[Program, list[Variable]]:
+    """Return the program of a body and the variables of its undo data, in the order of `Packer.objects`.
+
+    Args:
+        body: JSON values: `structure_body`, with `weights`, `stacks`, `history` and `constraints`; see `save`.
+            `stacks` and `history` may be None.
+        source: function from the program, which has its nodes, to its stored arrays.
+        journal: its journal.
+        check: raise InvalidProgram if the program is invalid.
+    """
     p = new_program(forms.text(body["name"], "name"))
     _load_graph(p, body)
-    files = TensorFiles(folder, forms.table(body["files"], None, "files"), p)
-    _load_weights(p, forms.table(body["weights"], None, "weights"), files)
+    tensors = source(p)
+    _load_weights(p, forms.table(body["weights"], None, "weights"), tensors)
     _check_nodes(p)
     p.version, p.valid = forms.integer(body["version"], field="version"), forms.flag(body["valid"], "valid")
-    _load_journal(p, folder, body, files)
+    variables = _load_journal(p, body, journal, tensors)
     for row in forms.array(body.get("constraints", []), None, "constraints"):
         forms.table(row, None, "constraints")
         p.constraints.add(constraint_from_json(row["constraint"]), bool(row["enforce"]))
@@ -136,9 +224,7 @@ def _load(folder: Path, check: bool, verify: bool) -> Program:
     if check:
         report.check(p.name)
     p.valid = report.ok
-    if verify and any(array.storage.memory is None for array in files.mapped):  # checks the bytes of all tensors now
-        raise AssertionError("reading a mapped tensor must return its bytes or raise an error")
-    return p
+    return p, variables
 
 
 def _read_body(folder: Path) -> dict[str, Any]:
@@ -232,15 +318,14 @@ def _check_nodes(p: Program) -> None:
 
 
 # -- tensors ----------------------------------------------------------------------------------------
-def _load_weights(p: Program, data: Mapping[str, Any], files: TensorFiles) -> None:
+def _load_weights(p: Program, data: Mapping[str, Any], tensors: TensorSource) -> None:
     stored = {key: row for key, row in data.items() if forms.table(row, None, f"weights.{key}").keys() != {"tied"}}
-    forms.table(stored, files.weights.keys(), "weights")
+    forms.table(stored, tensors.keys(), "weights")
     made: dict[str, Variable] = {}
     for key, row in stored.items():
         at = f"weights.{key}"
-        forms.table(row, ("trained", "trainable", "name", "spec", "blake2b", "reference"), at)
-        digest, reference = forms.text(row["blake2b"], at), forms.optional_text(row["reference"], at)
-        array = files.array(files.weights, key, digest, reference)
+        array = tensors.weight(key, row := dict(row))
+        forms.table(row, ("trained", "trainable", "name", "spec"), at)
         if not is_key(key):
             raise ProgramFileError("invalid checkpoint key", got=repr(key)[:120])
         if array.spec != forms.spec(row["spec"], at):
@@ -253,20 +338,25 @@ def _load_weights(p: Program, data: Mapping[str, Any], files: TensorFiles) -> No
 
 
 # -- journal and history ----------------------------------------------------------------------------
-def _load_journal(p: Program, folder: Path, body: Mapping[str, Any], files: TensorFiles) -> None:
+def _read_journal(folder: Path, body: Mapping[str, Any]) -> chain.Chain:
     facts = forms.table(body["journal"], ("entries", "base", "head"), "journal")
     if body["stacks"] is None:
-        p.journal = Journal(chain.Chain(base=forms.text(facts["head"], "journal.head")))
-        return
+        return chain.Chain(base=forms.text(facts["head"], "journal.head"))
     head, base = (forms.text(facts[name], f"journal.{name}") for name in ("head", "base"))
-    read = chain.read(os.fspath(folder / "journal.jsonl"), head=head, base=base)
-    p.journal = Journal(read)
+    found = chain.read(os.fspath(folder / "journal.jsonl"), head=head, base=base)
+    if len(found) != forms.integer(facts["entries"], field="journal.entries"):
+        raise forms.wrong(f"{len(found)}, as in journal.jsonl", facts["entries"], "journal.entries")
+    return found
+
+
+def _load_journal(p: Program, body: Mapping[str, Any], journal: chain.Chain, tensors: TensorSource) -> list[Variable]:
+    p.journal = Journal(journal)
     for i, entry in enumerate(p.journal):
         forms.integer(entry.seq, i, i, "seq of an entry in journal.jsonl")
-    if len(p.journal) != forms.integer(facts["entries"], field="journal.entries"):
-        raise forms.wrong(f"{len(p.journal)}, as in journal.jsonl", facts["entries"], "journal.entries")
-    if body["history"] is not None:
-        _load_history(p, forms.table(body["history"], None, "history"), files)
+    if body["stacks"] is None:
+        return []
+    has_undo = body["history"] is not None
+    variables = _load_history(p, forms.table(body["history"], None, "history"), tensors) if has_undo else []
     stacks = forms.table(body["stacks"], ("undoable", "redoable", "marks"), "stacks")
     h, last = p.history, len(p.journal) - 1
     h.undoable, h.redoable = (
@@ -275,23 +365,13 @@ def _load_journal(p: Program, folder: Path, body: Mapping[str, Any], files: Tens
     )
     marks = forms.table(stacks["marks"], None, "stacks.marks")
     h.marks = {name: forms.integer(seq, -1, last, f"stacks.marks.{name}") for name, seq in marks.items()}
+    return variables
 
 
-def _load_history(p: Program, data: dict[str, Any], files: TensorFiles) -> None:
-    live = {(promise.digest, promise.reference): a for a, promise in p.weights.promises.items()}
-    promises = {key: p.weights.promises.get(v.data) for key, v in p.weights.items()}
-    keys = {promise.digest: (files.weights, key) for key, promise in promises.items() if promise is not None}
-    for digest in forms.array(data.pop("arrays"), None, "history.arrays"):
-        if files.history is not None:
-            keys.setdefault(forms.text(digest, "history.arrays"), (files.history, digest))
-
-    def fetch(digest: str, reference: str | None) -> NDArray:
-        if (digest, reference) not in live:
-            checkpoint, key = keys[digest]
-            live[digest, reference] = files.array(checkpoint, key, digest, reference)
-        return live[digest, reference]
-
+def _load_history(p: Program, data: dict[str, Any], tensors: TensorSource) -> list[Variable]:
     forms.table(data, ("undos", "removed", "back", "forth", "variables"), "history")
-    for seq, undo in Unpacker(p, data, fetch).undos.items():
+    unpacker = Unpacker(p, data, tensors.undo_array)
+    for seq, undo in unpacker.undos.items():
         entry = p.journal[forms.integer(seq, 0, len(p.journal) - 1, "history.undos")]
         p.journal.put(Entry(**{name: getattr(entry, name) for name in Entry.__slots__ if name != "undo"}, undo=undo))
+    return unpacker.variables

@@ -64,23 +64,14 @@ def save(
         if p.history.open is not None:
             raise UsageError("cannot save while an edit is open", where=p.name, fix="leave the with-block first")
         digests: dict[str, str] = {}
-        first: dict[int, str] = {}  # id of each variable -> the key under which its bytes are written
-        for key, variable in p.weights.items():
-            first.setdefault(id(variable), key)
-        tied = {key: first[id(v)] for key, v in p.weights.items() if first[id(v)] != key}
-        items = [_tensor(key, p.weights.array(key), digests) for key in first.values()]
+        tied = tied_keys(p)
+        items = [_tensor(key, p.weights.array(key), digests) for key in p.weights if key not in tied]
         write_checkpoint(folder, items, max_shard_size, stem="weights")
         body: dict[str, Any] = {
             "format": FORMAT,
             "schema": SCHEMA,
             "graphwright": __version__,
-            "name": p.name,
-            "version": p.version,
-            "valid": p.valid,
-            "graph": p.graph.to_dict(),
-            "next_seq": p._seq,
-            "labels": [list(p.order_labels.key(n)) for n in p.nodes()],
-            "outputs": [[name, *value_form(v)] for name, v in zip(p.output_names(), p.outputs(), strict=True)],
+            **structure_body(p),
             "weights": {
                 key: {"tied": tied[key]} if key in tied else _weight(p, key, digests[key]) for key in p.weights
             },
@@ -99,9 +90,7 @@ def save(
         body["journal"] = {"entries": 0 if history == "none" else len(p.journal), "base": base, "head": p.journal.hash}
         if history != "none":
             chain.write(folder / "journal.jsonl", p.journal.chain)
-            h = p.history
-            undoable, redoable = ([e.seq for e in stack] for stack in (h.undoable, h.redoable))
-            body["stacks"] = {"undoable": undoable, "redoable": redoable, "marks": h.marks}
+            body["stacks"] = stacks_body(p)
         if len(p.constraints):
             body["constraints"] = p.constraints.to_json()
         body["files"] = _headers(folder)
@@ -109,6 +98,44 @@ def save(
         for name, data in (companions or {}).items():
             (folder / name).write_bytes(data)
     return Path(directory)
+
+
+def structure_body(p: Program) -> dict[str, Any]:
+    """Return the graph of a program with its handles, order and outputs, as JSON values."""
+    return {
+        "name": p.name,
+        "version": p.version,
+        "valid": p.valid,
+        "graph": p.graph.to_dict(),
+        "next_seq": p._seq,
+        "labels": [list(p.order_labels.key(n)) for n in p.nodes()],
+        "outputs": [[name, *value_form(v)] for name, v in zip(p.output_names(), p.outputs(), strict=True)],
+    }
+
+
+def stacks_body(p: Program) -> dict[str, Any]:
+    """Return the undo and redo stacks and the marks, by `seq` of entries, as JSON values."""
+    h = p.history
+    undoable, redoable = ([e.seq for e in stack] for stack in (h.undoable, h.redoable))
+    return {"undoable": undoable, "redoable": redoable, "marks": dict(h.marks)}
+
+
+def tied_keys(p: Program) -> dict[str, str]:
+    """Return a dict from each further key of a tied weight to its first key, under which its bytes are written."""
+    first: dict[int, str] = {}
+    for key, variable in p.weights.items():
+        first.setdefault(id(variable), key)
+    return {key: first[id(v)] for key, v in p.weights.items() if first[id(v)] != key}
+
+
+def weight_row(variable: Variable) -> dict[str, Any]:
+    """Return the facts of a weight without its value, as JSON values."""
+    return {
+        "trained": isinstance(variable, Parameter),
+        "trainable": variable.requires_grad,
+        "name": variable.name,
+        "spec": variable.spec.to_json(),
+    }
 
 
 def write_body(folder: Path, body: dict[str, Any]) -> None:
@@ -129,16 +156,9 @@ def _tensor(key: str, array: NDArray, digests: dict[str, str]) -> TensorData:
 
 
 def _weight(p: Program, key: str, digest: str) -> dict[str, Any]:
-    variable: Variable = p.weights[key]
     promise = p.weights.promise_of(p.weights.array(key))
-    return {
-        "trained": isinstance(variable, Parameter),
-        "trainable": variable.requires_grad,
-        "name": variable.name,
-        "spec": variable.spec.to_json(),
-        "blake2b": digest,
-        "reference": None if promise is None else promise.reference,
-    }
+    reference = None if promise is None else promise.reference
+    return {**weight_row(p.weights[key]), "blake2b": digest, "reference": reference}
 
 
 def _headers(folder: Path) -> dict[str, list[Any]]:

@@ -40,8 +40,7 @@ def save(obj: Any, f: StrPath) -> None:
     Raises: UsageError for another value, before anything is written; UnsafeFile for such a suffix; FileError.
     """
     refuse_by_name(Path(f))
-    tensors: dict[str, NDArray] = {}
-    tree = _written(obj, "", tensors, {}, 0)
+    tree, tensors = flattened(obj)
     flat = isinstance(obj, Mapping) and len(obj) == len(tensors) and all(n in tensors for n in obj)
     metadata = {} if flat and tensors else {_TREE: json.dumps(tree, allow_nan=False)}
     items = [
@@ -83,16 +82,27 @@ def _read(path: Path, device: Device | None) -> Any:
         text = file.metadata.get(_TREE)
     if text is None:
         return tensors
-    with _damage(path):
-        return _made(parse_json(text.encode(), nesting=2 * _DEPTH, where=path), tensors)
+    return unflattened(parse_json(text.encode(), nesting=2 * _DEPTH, where=path), tensors, path)
 
 
 @contextmanager
-def _damage(path: Path) -> Iterator[None]:
+def _damage(path: object) -> Iterator[None]:
     try:
         yield
     except (JsonError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise ProgramFileError("the saved value is damaged", where=path, got=str(error)) from error
+
+
+def flattened(obj: Any) -> tuple[Any, dict[str, NDArray]]:
+    """Return the tree of a value, as JSON values, and its tensors by key. Raises: UsageError for another value."""
+    tensors: dict[str, NDArray] = {}
+    return _written(obj, "", tensors, {}, 0), tensors
+
+
+def unflattened(tree: Any, tensors: Mapping[str, Any], where: object = None) -> Any:
+    """Return the value of a tree that `flattened` returned. Raises: ProgramFileError for a damaged one."""
+    with _damage(where):
+        return _made(tree, tensors)
 
 
 # -- the tree: JSON values, in which lists begin with their kind -------------------------------------------------------

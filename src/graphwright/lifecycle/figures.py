@@ -1,0 +1,100 @@
+"""Running figures of a segment: totals, and a curve of at most 128 points, whose spacing doubles when it is full."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from math import isfinite
+from typing import Any
+
+from graphwright.program.files import forms
+
+POINTS = 128
+
+
+@dataclass(slots=True)
+class Curve:
+    """Means of some figures over equal spans of steps.
+
+    Attributes:
+        stride: steps per point.
+        points: dicts with `step`, the last step of the span, and the mean of each figure over it.
+        waiting: figures of the steps since the last point: name -> [sum, count].
+        count: number of these steps.
+    """
+
+    stride: int = 1
+    points: list[dict[str, float]] = field(default_factory=list)
+    waiting: dict[str, list[float]] = field(default_factory=dict)
+    count: int = 0
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Add the figures of a step; values that are not finite are left out."""
+        for name, value in values.items():
+            if isfinite(value):
+                total = self.waiting.setdefault(name, [0.0, 0])
+                total[0] += value
+                total[1] += 1
+        self.count += 1
+        if self.count == self.stride:
+            self.points.append({"step": step, **{n: total / n_ for n, (total, n_) in self.waiting.items()}})
+            self.waiting, self.count = {}, 0
+        if len(self.points) == POINTS and not self.count:
+            self.points = [_mean(*pair) for pair in zip(self.points[::2], self.points[1::2], strict=True)]
+            self.stride *= 2
+
+
+def _mean(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    names = dict.fromkeys((*first, *second))
+    found = {n: [row[n] for row in (first, second) if n in row] for n in names}
+    return {**{n: sum(values) / len(values) for n, values in found.items()}, "step": second["step"]}
+
+
+@dataclass(slots=True)
+class Figures:
+    """What the log says of a segment when it ends.
+
+    Attributes:
+        start: age of the life when it began, in steps.
+        steps: steps so far.
+        items: rows of all batches.
+        tokens: entries of the first integer input of all batches; 0 without one.
+        loss_first, loss_last: loss of the first and of the last step.
+        curve: loss, and figures of the controller.
+        ended: whether the segment is over.
+    """
+
+    start: int
+    steps: int = 0
+    items: int = 0
+    tokens: int = 0
+    loss_first: float | None = None
+    loss_last: float | None = None
+    curve: Curve = field(default_factory=Curve)
+    ended: bool = False
+
+    def add(self, loss: float, items: int, tokens: int, values: Mapping[str, float]) -> None:
+        """Add a step."""
+        self.steps += 1
+        self.items += items
+        self.tokens += tokens
+        self.loss_first = loss if self.loss_first is None else self.loss_first
+        self.loss_last = loss
+        self.curve.add(self.start + self.steps, {"loss": loss, **values})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Figures:
+        """Return the figures of a dict of `to_json`. Raises: ProgramFileError."""
+        forms.table(data, cls.__dataclass_fields__, "segment")
+        for name in ("start", "steps", "items", "tokens"):
+            forms.integer(data[name], field=f"segment.{name}")
+        forms.flag(data["ended"], "segment.ended")
+        curve = Curve(**forms.table(data["curve"], Curve.__dataclass_fields__, "segment.curve"))
+        forms.integer(curve.stride, 1, field="segment.curve.stride")
+        curve.points = [dict(point) for point in forms.array(curve.points, None, "segment.curve.points")]
+        curve.waiting = {n: list(pair) for n, pair in forms.table(curve.waiting, None, "segment.curve.waiting").items()}
+        return cls(**{**data, "curve": curve})

@@ -1,0 +1,226 @@
+"""A segment: one training of a life, step by step, with a commit after each step.
+
+What a training must share to be resumed is its contract: optimizer and options, options of the step, and the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from math import isfinite
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from graphwright.autograd.random import Generator, rng
+from graphwright.errors import NonFinite, UsageError
+from graphwright.files import flat_bytes
+from graphwright.lifecycle.contents import plain
+from graphwright.lifecycle.figures import Figures
+from graphwright.optim.optimizer import Optimizer
+
+if TYPE_CHECKING:
+    from graphwright.lifecycle.life import Life
+    from graphwright.optim.checkpoint import HasState
+    from graphwright.optim.training_step import CompiledStep
+    from graphwright.program import Program
+    from graphwright.program.editing.transaction import Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """One change that a controller proposes, or an event that it reports.
+
+    Attributes:
+        event: kind of the event in the log, such as `expert_reborn` or `alarm`.
+        name: what it concerns, such as `layers.1.mlp.experts.7`; `blame(name)` lists it.
+        reason: text for the journal.
+        facts: JSON values for journal and log.
+        apply: makes the change in an open edit; None for an event without one.
+    """
+
+    event: str
+    name: str
+    reason: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    apply: Callable[[Transaction], object] | None = None
+
+
+class Controller(Protocol):
+    """What `Segment.step` accepts as `care`. A method `figures()`, a dict of floats for the curve, is optional."""
+
+    def propose(self, view: Any) -> Iterable[Any]:
+        """Return objects with the attributes of `Proposal`; `view` is the segment: `program`, `train` and `age`."""
+        ...
+
+
+class Segment:
+    """A training of a life; made by `Life.segment` and `Life.resume`. Leaving its `with` block ends it.
+
+    An exception closes the life instead: open it again, and `resume` continues the segment.
+
+    Attributes:
+        life: the life.
+        train: the compiled step.
+        figures: totals, and the curve of the loss.
+        contract: what a training must share to resume this one.
+        whole: False while a step runs, and after one that failed.
+    """
+
+    def __init__(
+        self, life: Life, train: CompiledStep, figures: Figures, contract: Mapping[str, Any], data: Any,
+        scheduler: HasState | None, generator: Generator,
+    ) -> None:  # fmt: skip
+        self.life, self.train, self.figures, self.contract = life, train, figures, contract
+        self.whole = True
+        loader = data if hasattr(data, "state_dict") and hasattr(data, "load_state_dict") else None
+        self.parts = {"loader": loader, "scheduler": scheduler, "rng": generator}
+
+    @property
+    def program(self) -> Program:
+        """The program of the life."""
+        return self.life.program
+
+    @property
+    def age(self) -> int:
+        """Age of the life in steps."""
+        return self.life.age
+
+    @property
+    def steps(self) -> int:
+        """Steps of this segment so far, over all processes that took part."""
+        return self.figures.steps
+
+    def step(self, batch: Mapping[str, Any] | Sequence[Any], care: Controller | None = None) -> float:
+        """Train on one batch, apply what `care` proposes as one edit, and commit what changed; return the loss.
+
+        If a commit cannot be written, as on a full disk, the training continues; `life.lag` and `life.reason` say so,
+        and a later commit has everything.
+
+        Args:
+            batch: inputs of the step by name, or in the order of `train.inputs`.
+            care: a controller.
+        Raises: NonFinite, before the commit, so that the last commit has the weights before this step; FeedError.
+        """
+        life = self._open()
+        feeds = self._feeds(batch)
+        life.log_edits()
+        self.whole = False
+        loss = float(self.train(feeds).item())
+        if not isfinite(loss):
+            raise NonFinite("the loss is not finite", where=f"step {life.age + 1} of {life.name}", got=loss,
+                            fix=f"open the life again: its last commit is step {life.store.last.step}")  # fmt: skip
+        life.age += 1
+        proposals = [] if care is None else list(care.propose(self))
+        measure = getattr(care, "figures", None)
+        values = {} if measure is None else dict(measure())
+        first = next((a for a in map(np.shape, feeds.values()) if a), ())
+        counted = next((f for f in feeds.values() if "int" in str(getattr(f, "dtype", ""))), None)
+        tokens = 0 if counted is None else int(np.prod(np.shape(counted)))
+        self.figures.add(loss, first[0] if first else 1, tokens, values)
+        if proposals:
+            self._apply(proposals, type(care).__name__)
+        self.whole = True
+        life.commit_step()
+        return loss
+
+    def end(self) -> None:
+        """End the segment: log it, and write everything. Raises: UnwritableTarget."""
+        life = self._open()
+        self.figures.ended = True
+        figures = self.figures
+        alarms = sum(e.kind == "alarm" for e in life.log if e.step > figures.start)
+        facts = {**figures.to_json(), "alarms": alarms}
+        facts |= {"curve": {"stride": figures.curve.stride, "points": figures.curve.points}}
+        del facts["ended"]
+        life.log.add("segment_end", life.age, facts)
+        life.leave(self)
+
+    def __enter__(self) -> Segment:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if self.life.training is self:
+            if kind is None:
+                self.end()
+            else:
+                self.life.suspend()
+
+    def training(self) -> dict[str, Any]:
+        """Return contract and figures, for a commit."""
+        return {"contract": self.contract, "segment": self.figures.to_json()}
+
+    def _open(self) -> Life:
+        if self.life.training is not self:
+            raise UsageError("the segment is over", where=self.life.name, fix="life.segment(...) or life.resume(...)")
+        return self.life
+
+    def _feeds(self, batch: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
+        if isinstance(batch, Mapping):
+            return dict(batch)
+        names = tuple(self.train.inputs)
+        values = list(batch) if isinstance(batch, list | tuple) else [batch]
+        if len(values) != len(names):
+            raise UsageError("the batch has another number of entries than the step has inputs", got=len(values),
+                             expected=", ".join(names), fix="pass a dict by name")  # fmt: skip
+        return dict(zip(names, values, strict=True))
+
+    def _apply(self, proposals: Sequence[Any], tool: str) -> None:
+        p, life = self.life.program, self.life
+        made = [x for x in proposals if getattr(x, "apply", None) is not None]
+        link: dict[str, Any] = {}
+        if made:
+            life.log_edits()
+            kinds = ", ".join(f"{x.event} {x.name}" for x in made[:3]) + (", ..." if len(made) > 3 else "")
+            with p.edit(kinds, author="lifecycle", tool=tool) as e:
+                for x in made:
+                    x.apply(e)
+                    e.annotate(x.name, event=x.event, step=life.age, reason=x.reason, **x.facts)
+            link = {"entry": p.journal[-1].seq, "hash": p.journal[-1].hash}
+            life.logged = len(p.journal)
+        for x in proposals:
+            own = link if x in made else {}
+            life.log.add(x.event, life.age, {**x.facts, "name": x.name, "reason": x.reason, **own})
+
+
+def contract_of(train: CompiledStep, data: Any, scheduler: object, objective: str) -> dict[str, Any]:
+    """Return what a training must share to resume one with these arguments, as JSON values."""
+    optimizer, groups = train.optimizer, []
+    if isinstance(optimizer, Optimizer):
+        groups = [{n: v for n, v in group.options.items() if n != "lr"} for group in optimizer.param_groups]
+    return plain({
+        "optimizer": {"class": type(optimizer).__name__, "low": getattr(optimizer, "low", None), "groups": groups},
+        "step": train.options(),
+        "scheduler": None if scheduler is None else type(scheduler).__name__,
+        "data": data_facts(data),
+        "objective": objective,
+    })  # fmt: skip
+
+
+def data_facts(data: Any) -> dict[str, Any]:
+    """Return name, digest and number of items of data; a mapping is taken as these facts themselves.
+
+    The digest is that of the arrays of a dataset; None where they are not known.
+    """
+    if data is None:
+        return {}
+    if isinstance(data, Mapping):
+        return dict(data)
+    dataset = getattr(data, "dataset", data)
+    arrays = dataset if isinstance(dataset, np.ndarray) else getattr(dataset, "arrays", None)
+    arrays = [arrays] if isinstance(arrays, np.ndarray) else arrays
+    digest = None
+    if isinstance(arrays, list | tuple) and all(isinstance(a, np.ndarray) and a.dtype != object for a in arrays):
+        state = blake2b(digest_size=16)
+        for array in arrays:
+            state.update(f"{array.dtype.str}{array.shape}".encode() + flat_bytes(np.ascontiguousarray(array)))
+        digest = state.hexdigest()
+    items = len(dataset) if hasattr(dataset, "__len__") else None
+    return {"name": type(dataset).__name__, "digest": digest, "items": items}
+
+
+def default_generator() -> Generator:
+    """Return the default random generator."""
+    return rng

@@ -1,0 +1,200 @@
+"""Nothing that was committed is lost: a kill at any moment, a fault at any file operation, a power loss after any."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from bonsai import again, begin, everything, loader, step, train
+
+import graphwright as gw
+from graphwright import lifecycle as lf
+from graphwright.errors import GraphwrightError
+from graphwright.files import FileError
+from graphwright.lifecycle import compaction
+from graphwright.testing.faults import KINDS, Disk, inject, record, snapshot
+from seeds import deep
+
+pytestmark = pytest.mark.usefixtures("warm")
+CHILD = """
+import sys, time
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from graphwright.lifecycle import compaction
+compaction.FILES = 5
+from bonsai import again, begin
+folder = Path({folder!r})
+life, run, data = (again if folder.exists() else begin)(folder, asynchronous={asynchronous})
+while True:
+    for batch in data:
+        run.step(batch)
+        print("ready", flush=True)
+        time.sleep(0.01)
+"""
+
+
+def child(folder: Path, asynchronous: bool) -> subprocess.Popen:
+    text = CHILD.format(tests=str(Path(__file__).parent), folder=str(folder), asynchronous=asynchronous)
+    return subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_killed_process_resumes_with_the_same_bits(tmp_path, asynchronous):
+    """Kills of a training process at random moments; what it then goes on from is a run without interruptions."""
+    folder, chance, ages = tmp_path / "life", random.Random(asynchronous), [0]
+    for _ in range(deep(25, 3)):
+        with child(folder, asynchronous) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == b"ready\n", process.stderr.read().decode()[-3000:]
+                time.sleep(chance.uniform(0.02, 0.4))
+            finally:
+                os.kill(process.pid, signal.SIGKILL)
+        life = lf.open(folder, readonly=True)
+        ages.append(life.age)
+        life.verify()
+    assert ages == sorted(ages)
+    assert ages[-1] > 0
+    life, run, data = again(folder)
+    train(run, data, ages[-1] + 3)
+    other, run, data = begin(tmp_path / "whole")
+    train(run, data, ages[-1] + 3)
+    assert everything(life) == everything(other)
+    left = [p.name for p in folder.rglob("*") if p.name.startswith(".") or p.name.endswith(".tmp")]
+    assert left == []
+
+
+class Trial:
+    """One operation on a life in a directory: a step with its commit, or a compaction."""
+
+    def __init__(self, work: Path, operation: str) -> None:
+        self.work, self.operation, self.made = work, operation, 0
+        life, run, data = begin(work / "before")
+        self.batch = next(iter(data))
+        run.step(self.batch)
+        if operation == "edit":
+            with life.program.edit("an edit before") as e:
+                e.set_weight("0.bias", lambda w: w + 1)
+        run.step(self.batch)
+        life.close()
+        self.old = snapshot(work / "before")
+        self.states = {"old": self._state(work / "before")}
+        folder = self.fresh()
+        with record(folder) as self.operations:
+            self.run(folder)
+        self.states["new"] = self._state(folder)
+
+    def fresh(self, tree: dict | None = None) -> Path:
+        self.made += 1
+        folder = self.work / f"{self.made:05d}"
+        folder.mkdir()
+        for name, content in sorted((self.old if tree is None else tree).items()):
+            if content is None:
+                (folder / name).mkdir(exist_ok=True)
+            else:
+                (folder / name).write_bytes(content)
+        return folder
+
+    def run(self, folder: Path) -> None:
+        """Open, resume, and do the operation."""
+        gw.manual_seed(7)
+        with lf.open(folder) as life:
+            run = life.resume(step(life.program), loader())
+            if self.operation == "edit":
+                with life.program.edit("an edit") as e:
+                    e.set_weight("3.bias", lambda w: w + 1)
+            if self.operation == "compaction":
+                compaction.compact(life.store)
+            else:
+                run.step(self.batch)
+                life.commit()
+
+    def _state(self, folder: Path) -> tuple:
+        life = lf.open(folder, readonly=True)
+        life.verify()
+        return life.age, everything(life), life.program.hash(), len(life.program.journal)
+
+    def check(self, folder: Path, story: str, allowed: tuple[str, ...]) -> None:
+        """The life opens in an allowed state; the next commit leaves no waste."""
+        state = self._state(folder)
+        assert state in [self.states[name] for name in allowed], f"{story}: {state[0]} {state[3]}"
+        with lf.open(folder) as life:
+            life.rename("after the fault")
+            assert len(life.log.of("rename")) == 1
+        life = lf.open(folder, readonly=True)
+        life.verify()
+        assert life.cut == {"life.jsonl": 0, "journal.jsonl": 0}
+        assert not [p for p in folder.rglob(".*")], story
+        numbers = [int(p.stem) for p in (folder / "commits").iterdir()]
+        assert sorted(numbers) == [c.number for c in life.store.commits]
+
+
+@pytest.fixture(scope="module", params=["step", "edit", "compaction"])
+def trial(request, tmp_path_factory):
+    return Trial(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fault_at_any_file_operation_leaves_the_old_or_the_new_state(trial, kind):
+    at = 0
+    while True:
+        folder, failed = trial.fresh(), False
+        with inject(folder, kind, at) as log:
+            try:
+                trial.run(folder)
+            except (OSError, GraphwrightError):
+                failed = True
+        hit = next((op for op in log if op.fault), None)
+        if hit is None:
+            break
+        trial.check(folder, f"{kind} at {at}: {hit}", ("old", "new") if failed else ("new",))
+        at += 1 if kind in ("ENOSPC", "short") else deep(1, 5)
+    assert at > 2
+
+
+def test_a_power_loss_after_any_file_operation_leaves_the_old_or_the_new_state(trial):
+    disk, seen = Disk(trial.old), set()
+    for done, operation in enumerate([*trial.operations, None]):
+        for story, tree in disk.states(1):
+            tree = {name: content for name, content in tree.items() if name != "lock"}
+            mark = frozenset(tree.items())
+            if mark not in seen:
+                seen.add(mark)
+                trial.check(trial.fresh(tree), f"power loss after operation {done}: {story}", ("old", "new"))
+        if operation is not None:
+            disk.apply(operation)
+    assert len(seen) > 5
+
+
+def test_a_training_continues_on_a_full_disk_and_writes_everything_later(tmp_path, monkeypatch, caplog):
+    life, run, data = begin(tmp_path / "life")
+    train(run, data, 2)
+    real = os.write
+
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    train(run, data, 5)
+    assert (life.lag, life.age) == (3, 5)
+    assert "No space left" in str(life.reason)
+    assert len([r for r in caplog.records if "could not be written" in r.message]) == 1
+    assert lf.open(tmp_path / "life", readonly=True).age == 2
+    with pytest.raises(FileError, match="free some space"):
+        life.commit()
+    monkeypatch.setattr(os, "write", real)
+    train(run, data, 6)
+    assert (life.lag, life.reason) == (0, None)
+    life.commit(verify=True)
+    whole, run, data = begin(tmp_path / "whole")
+    for age in (2, 5, 6):
+        train(run, data, age)
+    assert everything(life) == everything(whole)
+    assert lf.open(tmp_path / "life", readonly=True).program.hash() == whole.program.hash()

@@ -1,0 +1,228 @@
+"""Edits of a life: a controller's are journal entries and events; undo works after a restart, within the horizon."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from bonsai import X, again, begin, everything, loader, program, step, train
+
+import graphwright as gw
+from graphwright import lifecycle as lf
+from graphwright import optim
+from graphwright.program.editing.journal import AUTHORS
+from graphwright.program.errors import NotUndoable
+
+pytestmark = pytest.mark.usefixtures("warm")
+
+
+class Reborn:
+    """A controller that replaces the hidden layer's weight by a new parameter under the same path and key."""
+
+    def __init__(self, every: int = 4) -> None:
+        self.every = every
+
+    def propose(self, view):
+        if view.age % self.every:
+            return [lf.Proposal("alarm", "0", "the loss rose", {"d": -3.5})] if view.age == 2 else []
+        value = np.full((16, 8), view.age / 100, np.float32)
+
+        def apply(e):
+            before = e.program.node("0.weight")
+            (edge,) = e.program.out_edges(before)
+            e.rename(before, "old")
+            e.rewire(edge, e.param("0.weight", value, key="new"))
+            e.remove("old")
+            e.rename("0.weight", "0.weight", key="0.weight")
+
+        return [lf.Proposal("expert_reborn", "0.weight", "dead", {"r": 0.01}, apply)]
+
+    def figures(self):
+        return {"pi": 0.4}
+
+
+def cared(run, data, age: int, care=None) -> None:
+    care = care or Reborn()
+    while run.age < age:
+        for batch in data:
+            run.step(batch, care)
+            if run.age == age:
+                return
+
+
+def moments(life: lf.Life, run: lf.Segment) -> tuple[bytes, ...]:
+    state = run.train.optimizer.state_of(life.program.weights["0.weight"])
+    return tuple(np.asarray(v.numpy()).tobytes() for v in state.variables())
+
+
+def test_a_controllers_change_is_an_entry_with_a_remark_and_an_event(tmp_path):
+    life, run, data = begin(tmp_path / "life")
+    cared(run, data, 4)
+    entry = life.program.journal[-1]
+    assert (entry.author, entry.tool) == ("lifecycle", "Reborn")
+    assert entry.annotations("0.weight") == [
+        {"name": "0.weight", "event": "expert_reborn", "step": 4, "reason": "dead", "r": 0.01}
+    ]
+    assert life.program.blame("0.weight")[-1] == entry
+    (event,) = life.log.of("expert_reborn")
+    assert (event.step, event.facts["entry"], event.facts["hash"]) == (4, entry.seq, entry.hash)
+    (alarm,) = life.log.of("alarm")
+    assert (alarm.step, alarm.facts["d"]) == (2, -3.5)
+    assert not life.log.of("edit")
+    assert "lifecycle" in AUTHORS
+    assert run.figures.curve.points[-1]["pi"] == 0.4
+    life.verify()
+
+
+def test_a_new_parameter_begins_without_moments_and_others_keep_theirs(tmp_path):
+    life, run, data = begin(tmp_path / "life")
+    cared(run, data, 4)
+    assert all(not any(part) for part in moments(life, run))
+    assert everything(life)["optimizer.adamw.0.weight.steps"] != everything(life)["optimizer.adamw.3.weight.steps"]
+    assert life.commit(verify=True).step == 4
+
+
+@pytest.mark.parametrize("restarts", [(), (5,), (4, 6, 9)])
+def test_undo_brings_weights_and_moments_back_whatever_was_trained_and_restarted_since(tmp_path, restarts):
+    life, run, data = begin(tmp_path / "life")
+    cared(run, data, 3)
+    spy = _Spy(run)
+    run.step(next(iter(data)), spy)
+    weight, then = spy.weight, spy.moments
+    for age in (4, 5, 6, 9, 10):
+        train(run, data, age)
+        if age in restarts:
+            life.close()
+            life, run, data = again(tmp_path / "life")
+    others = {k: v.numpy().tobytes() for k, v in life.program.weights.items() if k != "0.weight"}
+    life.program.undo()
+    assert life.program.weights["0.weight"].numpy().tobytes() == weight
+    assert moments(life, run) == then
+    assert {k: v.numpy().tobytes() for k, v in life.program.weights.items() if k != "0.weight"} == others
+    life.program.redo()
+    life.program.undo()
+    life.commit(verify=True)
+    life.close()
+    life, run, data = again(tmp_path / "life")
+    assert life.program.weights["0.weight"].numpy().tobytes() == weight
+    assert moments(life, run) == then
+    life.verify()
+
+
+class _Spy(Reborn):
+    """Notes weights and moments before the change."""
+
+    def __init__(self, run: lf.Segment) -> None:
+        super().__init__()
+        self.run = run
+
+    def propose(self, view):
+        self.weight = view.program.weights["0.weight"].numpy().tobytes()
+        self.moments = moments(view.life, self.run)
+        return super().propose(view)
+
+
+def test_undo_and_edits_without_a_training_keep_moments(tmp_path):
+    """Between opening and resuming no optimizer holds them."""
+    life, run, data = begin(tmp_path / "life")
+    train(run, data, 3)
+    wanted = moments(life, run)
+    life.close()
+    with lf.open(tmp_path / "life") as life:
+        with life.program.edit("replace it") as e:
+            Reborn(1).propose(type("view", (), {"age": 1}))[0].apply(e)
+        life.commit()
+    with lf.open(tmp_path / "life") as life:
+        assert "optimizer.adamw.0.weight.m" not in everything(life)
+        life.program.undo()
+        life.commit()
+    life, run, data = again(tmp_path / "life")
+    assert moments(life, run) == wanted
+    train(run, data, 6)
+    whole, run, data = begin(tmp_path / "whole")
+    train(run, data, 6)
+    assert {k: v.numpy().tobytes() for k, v in life.program.weights.items()} == {
+        k: v.numpy().tobytes() for k, v in whole.program.weights.items()
+    }
+
+
+@pytest.mark.parametrize("resumed_before", [True, False])
+def test_moments_follow_a_cut_of_units_in_and_without_a_training(tmp_path, resumed_before):
+    life, run, data = begin(tmp_path / "life")
+    train(run, data, 3)
+    state = run.train.optimizer.state_of(life.program.weights["3.weight"])
+    wanted = np.delete(state.moments["m"].numpy(), [1, 4], axis=1)
+    life.close()
+    if resumed_before:
+        life, run, data = again(tmp_path / "life")
+    else:
+        life = lf.open(tmp_path / "life")
+    name = next(n for n, a in life.program.axes().items() if a.size == 16)
+    with life.program.edit("two neurons less") as e:
+        e.cut_units(life.program.axes()[name].units([1, 4]))
+    life.commit()
+    life.close()
+    life, run, data = again(tmp_path / "life")
+    state = run.train.optimizer.state_of(life.program.weights["3.weight"])
+    np.testing.assert_array_equal(state.moments["m"].numpy(), wanted)
+    assert float(state.steps.numpy()) == 3
+    train(run, data, 5)
+    life.commit(verify=True)
+
+
+def test_entries_beyond_the_horizon_keep_their_record_and_release_their_arrays(tmp_path):
+    life, run, _ = begin(tmp_path / "life")
+    p = life.program
+    p.undo_horizon = 3
+    for i in range(5):
+        with p.edit(f"edit {i}") as e:
+            e.set_weight("0.bias", np.full(16, i, np.float32))
+        run.step((X[:8], np.zeros(8, np.int64)))
+    assert len(p.journal) == 5
+    assert [e.undo is None for e in p.journal] == [True, True, False, False, False]
+    assert sum(name.startswith("undo.") for name in everything(life)) == 6
+    for again_ in (False, True):
+        if again_:
+            life.close()
+            life = lf.open(tmp_path / "life")
+            p = life.program
+            assert p.undo_horizon == 3
+        with pytest.raises(NotUndoable, match="no undo data"):
+            p.undo(4)
+        p.undo(3)
+        p.redo(3)
+    life.commit()
+    life.verify()
+
+
+def test_a_saved_training_after_a_rebirth_is_loaded_into_a_new_optimizer(tmp_path):
+    """The names of moments do not depend on parameters that are gone."""
+    p = program()
+    run = step(p)
+    batch = dict(zip(("x", "y"), next(iter(loader())), strict=True))
+    for _ in range(2):
+        run(batch)
+        with p.edit("again") as e:
+            Reborn(1).propose(type("view", (), {"age": 1}))[0].apply(e)
+    run(batch)
+    gw.save_state(tmp_path / "state", p, run.optimizer, compiled=run)
+    p.save(tmp_path / "program")
+    twin = gw.load(tmp_path / "program")
+    other = step(twin)
+    gw.load_state(tmp_path / "state", twin, other.optimizer, compiled=other)
+    assert other(batch).item() == run(batch).item()
+    assert isinstance(other.optimizer, optim.AdamW)
+
+
+def test_an_edit_by_hand_and_its_undo_are_events(tmp_path):
+    life, run, data = begin(tmp_path / "life")
+    train(run, data, 1)
+    with life.program.edit("by hand") as e:
+        e.set_weight("0.bias", np.zeros(16, np.float32))
+    train(run, data, 2)
+    life.program.undo()
+    train(run, data, 3)
+    assert [(e.step, e.facts["why"], e.facts["author"]) for e in life.log.of("edit")] == [
+        (1, "by hand", "human"),
+        (2, "undo: by hand", "human"),
+    ]
+    life.verify()
