@@ -51,7 +51,7 @@ def cared(run, data, age: int, care=None) -> None:
 
 def moments(life: lf.Life, run: lf.Segment) -> tuple[bytes, ...]:
     state = run.train.optimizer.state_of(life.program.weights["0.weight"])
-    return tuple(np.asarray(v.numpy()).tobytes() for v in state.variables())
+    return tuple(np.asarray(v.numpy()).tobytes() for v in state.variables().values())
 
 
 def test_a_controllers_change_is_an_entry_with_a_remark_and_an_event(tmp_path):
