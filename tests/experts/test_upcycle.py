@@ -107,7 +107,7 @@ def test_experts_of_equal_models_assemble_to_the_model(model):
     with other.edit("another model") as e:
         e.set_weight("layers.0.mlp.up.weight", lambda w: 2 * w)
         e.set_weight("layers.0.attn.q.weight", lambda w: 3 * w)
-    mixed = ex.assemble([model, other], k=1, rest="mean")
+    mixed = ex.assemble([model, other], k=1, average=True)
     w = mixed.program.weights
     key = {mixed.program.path(n): mixed.program.key(n) for n in mixed.program.params()}
     up = [w[key[f"layers.0.mlp.experts.{i}.up.weight"]].numpy() for i in range(2)]

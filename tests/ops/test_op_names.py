@@ -21,13 +21,20 @@ SOURCE = Path(graphwright.__file__).parent
 OWN = ("ops/", "array/cpu/", "array/vm/")
 REASON = "# by name:"
 
-FIELDS = frozenset({"fold", "index", "junction", "last", "log", "mean", "size", "step", "sum", "where"})
+FIELDS = frozenset({
+    *("expert_mlp", "fold", "gate", "index", "junction", "last", "log", "mean", "size", "step", "sum", "where"),
+})  # fmt: skip
 """Names of ops that are also usual keys of dicts; as keys they count only among other names of ops."""
 OTHER: dict[str, set[str]] = {
     "array/formulas/gates.py": {"GATE_KINDS"},
     "cli/demo.py": {"preferences"},  # of an export
     "cli/evolve.py": {"b.mutation"},
+    "data/grids.py": {"KINDS"},  # of tasks
     "evolve/pictures.py": {"kinds.get(edge.dst)"},  # kinds of drawn nodes
+    "experts/edits.py": {"birth"},
+    "experts/routed.py": {"layers"},  # all of them
+    "experts/upcycle.py": {"layers"},
+    "models/architectures/moe.py": {"attrs.get('approximate')", "_NEUTRAL"},  # forms of gelu, fields of configs
     "models/export/levels.py": {"d.kind", "prefer", "self.prefer"},  # kinds of deviations, preferences
     "models/export/template_match.py": {"kind"},  # of deviations
     "models/train.py": {"differing"},  # fields of a checkpoint

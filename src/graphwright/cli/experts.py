@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from graphwright.cli.common import Check, Command, Dir, Output, Overwrite, Seed, argument, bar, flag, option, read_text
 
 
-@Command("graphwright upcycle bundled mixture --experts 4 --save && graphwright experts mixture --tokens 512")
+@Command("graphwright experts bundled --upcycle 4 --tokens 512")
 def experts(
     directory: Dir,
     out: Annotated[Path | None, argument("OUT", "Directory to write; needed with --prune.")] = None,
@@ -18,6 +18,7 @@ def experts(
     score: Annotated[str | None, option("NAME", "Print this score, such as effect or reap.")] = None,
     prune: Annotated[float | None, option("SHARE", "Cut this share of the experts, 0 to 1.")] = None,
     by: Annotated[str, option("NAME", "Score by which experts are cut.")] = "effect",
+    upcycle: Annotated[int | None, option("N", "First replace each MLP by N copies and a router.", min=2)] = None,
     uneven: Annotated[bool, flag("--uneven", "Layers may lose different numbers of experts.")] = False,
     svg: Annotated[Path | None, option("FILE", "Draw the use of all experts, as SVG.")] = None,
     check: Check = "auto",
@@ -41,6 +42,8 @@ def experts(
     if svg is not None and svg.exists() and not overwrite:
         raise DestinationExists("the file already exists", where=svg, fix="--overwrite replaces it")
     model = open(directory)
+    if upcycle is not None:
+        ex.upcycle(model, upcycle, min(2, upcycle), seed=seed)
     data = Calibration.of(model, None if text is None else read_text(text), tokens, context, seed)
     facts: dict[str, Any] = {}
     lines: list[str] = []

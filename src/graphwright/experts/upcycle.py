@@ -21,7 +21,6 @@ from graphwright.program.axes.solve_axes import origin
 from graphwright.program.editing.replace import redirect, remove_unread
 from graphwright.program.op_graph import Value
 from graphwright.program.weights import as_array, shared_variable
-from graphwright.surgery.errors import check_choices
 from graphwright.surgery.matrices import program_of
 
 if TYPE_CHECKING:
@@ -177,24 +176,23 @@ def to_mlp(e: Transaction, layer: str, *, by: Usage | None = None) -> None:
     remove_unread(e, result)
 
 
-def assemble(models: Sequence[Model], k: int = 2, *, rest: str = "first", seed: int = 0) -> Model:
+def assemble(models: Sequence[Model], k: int = 2, *, average: bool = False, seed: int = 0) -> Model:
     """Make a mixture whose experts are the MLPs of several dense models of one base (Sukhbaatar et al. 2024).
 
     Args:
         models: models of equal structure; they are not changed.
         k: experts per token.
-        rest: the other weights: those of the `first` model, or the `mean` of all.
+        average: whether the other weights are the mean of all models, instead of those of the first.
         seed: seed of the router's weights.
     Returns: a copy of the first model. Raises: UsageError for fewer than two models, or different structures.
     """
-    check_choices({"rest": rest}, {"rest": ("first", "mean")})
     if len(models) < 2 or len({m.structure_hash() for m in models}) > 1:
         raise UsageError("experts are assembled from two models or more, of equal structure", got=len(models))
     made = models[0].with_program(models[0].program.fork())
     p, found = made.program, dense_mlps(models[0].program)
     inside = {origin(p, v) for mlp in found.values() for v in mlp.expert if v is not None}
     with p.edit(f"assemble {len(models)} models", author="pass", tool=TOOL) as e:
-        if rest == "mean":
+        if average:
             for node in (n for n in p.params() if n not in inside):
                 arrays = [m.program.weights.array(p.key(node)).to_numpy("float64") for m in models]
                 e.set_weight(node, np.mean(arrays, axis=0))

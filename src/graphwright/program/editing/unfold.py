@@ -64,7 +64,7 @@ def unfold(e: Transaction, ref: Ref, axis: str, units: int | None = None) -> Nod
     p = e.program
     node = p.node(ref)
     path, op = p.path(node), p.op(node)
-    if axis == AXIS and traits(op).mixture and units is None:
+    if isinstance(axis, str) and axis == AXIS and traits(op).mixture and units is None:
         return unfold_experts(e, node)
     if not isinstance(axis, str) or axis not in SPLIT_AXES.get(op, ()):
         known = ", ".join(SPLIT_AXES.get(op, ())) or f"an op of {', '.join(SPLIT_AXES)}"
