@@ -59,7 +59,7 @@ class Silu(Activation):
 class SwiGlu(Binary):
     """silu(a)·b, elementwise, the gated unit of Shazeer 2020, eq. 6; gradients g·b·σ(1 + a(1 - σ)) and g·silu(a)."""
 
-    saves, traits = Saves(inputs=(0, 1)), Traits(inplace=((0, 0),), annihilated=True)
+    saves, traits = Saves(inputs=(0, 1)), Traits(inplace=((0, 0),), annihilated=True, applies="silu")
     emit, vm, functional = "F.silu({0}) * {1}", forms.pointwise(Code.SWIGLU), "swiglu"
     infer = lambda a, b: floating(broadcast(a, b))
     cost = lambda ins, outs, attrs: Cost(5 * outs[0].size, sum(i.nbytes for i in ins), outs[0].nbytes)

@@ -136,7 +136,8 @@ class Traits:
     looks_ahead: bool = False
     float32_constants: bool = False  # reads its constants in float32 whatever dtype the model computes in
     batch_statistics: bool = False  # subtracts a mean over the batch, so that a shift of operand 0 has no effect
-    applies: str = ""  # the op that a loss applies to its predictions itself; "" for losses of probabilities
+    # the op that it applies to operand 0 itself: a loss to its predictions, a gated unit to its gate; "" for none
+    applies: str = ""
     flat: bool = False  # the gradient is zero wherever it exists, so that nothing upstream learns
     # the factor of the gradient: a number, or the name of the attribute; None for a true gradient
     gradient_scale: str | float | None = None

@@ -312,11 +312,12 @@ def double_softmax(d: Diagnosis) -> Iterator[Finding]:
     """
     p, w = d.program, d.wiring
     for i, node in enumerate(w.nodes):
-        scores = p.in_edges(node)[0] if traits(w.ops[i]).applies and p.in_edges(node) else None
+        own = traits(w.ops[i])
+        scores = p.in_edges(node)[0] if own.loss and own.applies and p.in_edges(node) else None
         if scores is None or p.edge_port(scores) != 0:
             continue
         squash = p.graph.source(scores)
-        if p.op(squash) == traits(w.ops[i]).applies and p.operands(squash):
+        if p.op(squash) == own.applies and p.operands(squash):
             what = f"the loss takes logits, but reads the result of a {p.op(squash)}"
             yield Finding.of(p, "double_softmax", Severity.WARNING, what, node, squash, edges=(scores,),
                              witness={"loss": p.path(node), "from": p.path(squash)},
