@@ -77,13 +77,13 @@ def _inner(p: Program, value: Value) -> tuple[_Product | None, _Product, str, li
     node = value.node
     if p.op(node) in KINDS or len(p.consumers(node)) != 1:
         return None
-    own = traits(p.op(node))
-    if own.annihilated and own.applies:  # act(a) · b as one op
+    t = traits(p.op(node))
+    if t.annihilated and t.applies:  # act(a) · b as one op
         gate, up = (_product(p, v) for v in p.operands(node))
         single = all(len(p.consumers(v.node)) == 1 for v in p.operands(node))
         nodes = [node, *(v.node for v in p.operands(node))]
-        return None if gate is None or up is None or not single else (gate, up, own.applies, nodes)
-    if own.multiplies:
+        return None if gate is None or up is None or not single else (gate, up, t.applies, nodes)
+    if t.multiplies:
         for acted, other in (p.operands(node), p.operands(node)[::-1]):
             alone, up = _inner(p, acted), _product(p, other)
             if alone is not None and alone[0] is None and up is not None and len(p.consumers(other.node)) == 1:
