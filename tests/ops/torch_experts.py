@@ -73,3 +73,19 @@ def expert_mlp_backward(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch
         out, [operands[i] for i in wanted], ins[0], create_graph=True, allow_unused=True, materialize_grads=True
     )
     return tuple(found)
+
+
+def expert_probe(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each pair the norm of the gradient of ⟨g, f(x)⟩ with respect to the expert's weights, by autograd."""
+    x, g, offsets, rows, pairs = ins[:5]
+    width = (2 if attrs["kind"] == "mlp" else 3) * (2 if attrs["bias"] else 1)
+    surprise, gain = (torch.zeros(len(rows), dtype=x.dtype) for _ in range(2))
+    for e, start in enumerate(range(5, len(ins), width)):
+        group = [t.detach().requires_grad_() for t in ins[start : start + width]]
+        for r in range(int(offsets[e]), int(offsets[e + 1])):
+            n = int(rows[r])
+            given = (g[n] * one_expert(x[n], group, attrs)).sum()
+            grads = torch.autograd.grad(given, group)
+            surprise[pairs[r]] = torch.sqrt(sum((t**2).sum() for t in grads))
+            gain[pairs[r]] = -given.detach()
+    return surprise, gain

@@ -11,14 +11,14 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from graphwright.array.dtype import bool_, int64
+from graphwright.array.dtype import bool_, float32, int64
 from graphwright.array.formulas.experts import FIRST, LIMIT, SLOPE, Expert, experts_of, group_width
 from graphwright.array.sizes import product as size_product
 from graphwright.array.spec import Spec
 from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops.attributes import Attr, StaticSize
 from graphwright.ops.axes import Atom, AxesUse, chain, product
-from graphwright.ops.call import call
+from graphwright.ops.call import as_dtype, call
 from graphwright.ops.registry import Cost, Row, Saves, Traits, get, op
 from graphwright.ops.rules import Backward, equal_dim, floating, one_dtype
 
@@ -353,3 +353,92 @@ class ExpertMlpBackward(Backward):
         summed = call("scatter_add", call("full_like", blank, value=0.0), index, flat, axis=0)
         found[4] = call("reshape", summed, shape=ins[5].shape)
         return tuple(found[i] for i in attrs["wanted"])
+
+
+PROBED = FIRST
+"""Index of the first operand of `expert_probe` that belongs to an expert."""
+
+
+def _wide(x: Any) -> Any:
+    return as_dtype(x, float32) if x.dtype.is_low else x
+
+
+def _square(x: Any) -> Any:
+    """Return the squared norms of the rows of x, [N, 1], in float32 or wider."""
+    return call("sum", _wide(x) * _wide(x), axes=(1,), keepdims=True)
+
+
+@op("expert_probe")
+class ExpertProbe(Row):
+    """What each pair of a token and an expert would teach the expert, and would gain, at weight 1; 0 for other pairs.
+
+    Operands: x [N, C]; g [N, C], the gradient of the loss at the layer's output; offsets [E + 1], rows and pairs [R] of
+    a `dispatch`; then the experts' matrices as in `expert_mlp`. Results [R], at the flat index of the pair in the
+    choice, float32 or wider: `surprise`, the norm of the gradient that the expert's weights would get from the token,
+    and `gain` = -⟨g, f(x)⟩. Each weight's gradient is an outer product: with h the hidden layer, a and v the inputs of
+    the nonlinearity, b = 1 with biases and 0 without, surprise² = ‖g‖²(‖h‖² + b) + (‖x‖² + b)(‖da‖² + ‖dv‖²).
+    """
+
+    arity, attrs, vjp, results = (PROBED + 2, None), _ATTRS, None, ("surprise", "gain")
+    traits = Traits(amp="low", fixed=(2, 3, 4), contiguous=(0, 1, 2, 3, 4))
+    why = {"vjp": "a measurement of gradients", "emit": "exported models are not trained there"}
+    why |= {"onnx": "exported models are not trained there"}
+    groups = lambda attrs: (PROBED, group_width(attrs))
+
+    def infer(x, g, offsets, rows, pairs, *matrices, kind, act, bias):
+        _check(x, offsets, rows, pairs, x, *matrices, kind=kind, bias=bias)
+        one_dtype(x, g)
+        if g.shape != x.shape:
+            raise ShapeError("the gradient does not have the shape of the tokens", expected=x, got=g)
+        found = Spec(rows.shape, float32 if x.dtype.is_low else x.dtype)
+        return found, found
+
+    def cost(ins, outs, attrs):
+        mean = sum(m.size for m in ins[PROBED:]) / len(experts_of(ins[PROBED:], attrs))
+        return Cost(int(4 * ins[3].size * mean), sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
+
+    def sample(rng):
+        (x, offsets, rows, pairs, _, *matrices), attrs = _sample(rng)
+        return [x, rng.normal(size=x.shape), offsets, rows, pairs, *matrices], attrs
+
+    def expand(ins, attrs):
+        (x, g, offsets, rows, pairs), experts = ins[:PROBED], experts_of(ins[PROBED:], attrs)
+        one, found, bias = _square(x), ([], []), 1.0 if attrs["bias"] else 0.0
+        for e in experts:
+            run = _run(x, e, attrs)
+            da, dv = _back(call("matmul", g, e.down), run, attrs)
+            slopes = _square(dv) if da is None else _square(da) + _square(dv)
+            found[0].append(call("sqrt", _square(g) * (_square(run.inner) + bias) + (one + bias) * slopes))
+            found[1].append(-call("sum", _wide(g) * _wide(run.out), axes=(1,), keepdims=True))
+        marks = _marks((x, offsets, rows, pairs, _wide(x)), len(experts))
+        results = []
+        for columns in found:
+            each = call("embedding", call("concat", *columns, axis=1), rows) * marks
+            value = call("sum", each, axes=(1,), keepdims=True)
+            zeros, at = call("full_like", value, value=0.0), call("unsqueeze", pairs, axes=(1,))
+            results.append(call("squeeze", call("scatter_add", zeros, at, value, axis=0), axes=(1,)))
+        return tuple(results)
+
+    def axes(u: AxesUse):
+        (x, g, offsets, rows, pairs) = u.ins[:PROBED]
+        for a, b in zip(x, g, strict=True):
+            u.same(a, b)
+        for term in (x[0], *rows, *pairs):
+            u.mixed(term, "reads it by index")
+        experts = Atom(len(experts_of(u.ins[PROBED:], u.attrs)))
+        u.same(offsets[0], chain(Atom(1), experts))
+        u.counts(experts, PROBED, group_width(u.attrs))
+        u.mixed(experts, "measures each expert")
+        u.mixed(x[1], "takes norms over it")
+        for e in experts_of(u.ins[PROBED:], u.attrs):
+            u.same(x[1], e.down[0])
+            u.mixed(e.down[1], "takes norms over it")
+            for made, shift in ((e.gate, e.gate_bias), (e.up, e.up_bias)):
+                if made is not None:
+                    u.same(made[0], e.down[1])
+                    u.same(made[1], x[1])
+                if shift is not None:
+                    u.same(shift[0], e.down[1])
+            if e.down_bias is not None:
+                u.same(e.down_bias[0], x[1])
+        return [rows, rows]

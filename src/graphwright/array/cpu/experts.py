@@ -260,3 +260,38 @@ def expert_mlp_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors
             dx.copy_(total)
 
     return run
+
+
+_PROBE_WORK = ("x", "g", "a", "v", "s", "h", "t", "o", "wide")
+
+
+def _probe_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    x, _, *runs = ins
+    return _work([x, *runs[:3], outs[0], *runs[3:]], attrs, _PROBE_WORK)
+
+
+@kernel("expert_probe", _probe_work, needs=Needs(reads=(2, 3, 4)))
+def expert_probe(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    tile = _Tile(dict(zip(_PROBE_WORK, work, strict=True)))
+    (x, g), (surprise, gain), bias = ins[:2], outs, 1.0 if attrs["bias"] else 0.0
+    mixture = _Mixture([x, *ins[2:5], surprise, *ins[5:]], attrs, tile, _tile_size(len(x), x.element_size() == 2))
+
+    def square(rows: torch.Tensor) -> torch.Tensor:
+        return tile("wide", *rows.shape).copy_(rows).square_().sum(1)
+
+    def run() -> None:
+        surprise.zero_()
+        gain.zero_()
+        for number, _, rows, pairs in mixture.tiles():
+            e, shape = mixture.expert(number), (len(rows), x.shape[1])
+            given = torch.index_select(x, 0, rows, out=tile("x", *shape))
+            back = torch.index_select(g, 0, rows, out=tile("g", *shape))
+            a, v, s, h = mixture.inner(given, e)
+            made = _linear(h, e.down, e.down_bias, tile("o", *shape))
+            gain[pairs] = -tile("wide", *shape).copy_(made).mul_(back).sum(1)
+            first = square(back) * (square(h) + bias)
+            da, dv = mixture.inner_backward(torch.mm(back, e.down, out=tile("t", *h.shape)), a, v, s)
+            slopes = square(dv) if da is None else square(da) + square(dv)
+            surprise[pairs] = (first + (square(given) + bias) * slopes).sqrt_()
+
+    return run
