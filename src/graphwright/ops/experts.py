@@ -152,7 +152,7 @@ def _back(t: Any, run: _Run, attrs: Mapping[str, Any]) -> tuple[Any, Any]:
     return da, t * (low * s) * call("cast", bound, dtype=run.v.dtype)
 
 
-def _marks(ins: Sequence[Any], experts: int) -> Any:
+def pair_marks(ins: Sequence[Any], experts: int) -> Any:
     """Return the expert of each pair, one-hot [R, E] in the dtype of the weights; 0 after the last run."""
     _, offsets, rows, _, weights = ins[:FIRST]
     index = call("cumsum", call("full_like", rows, value=1), axis=0) - 1
@@ -165,14 +165,23 @@ def _marks(ins: Sequence[Any], experts: int) -> Any:
     return marks * call("unsqueeze", inside, axes=(1,))
 
 
-def _dense_weights(ins: Sequence[Any], experts: int) -> Any:
+def token_weights(ins: Sequence[Any], experts: int) -> Any:
     """Return the weight of each expert for each token [N, E], 0 where it was not chosen."""
     x, _, rows, pairs, weights = ins[:FIRST]
-    values = call("embedding", _column(weights), pairs) * _marks(ins, experts)
+    values = call("embedding", _column(weights), pairs) * pair_marks(ins, experts)
     blank = call("cast", call("full_like", call("slice", x, axis=1, start=0, size=1), value=0.0), dtype=weights.dtype)
     zeros = blank + call("full_like", call("slice", values, axis=0, start=0, size=1), value=0.0)
     index = call("unsqueeze", rows, axes=(1,)) + call("cast", call("full_like", values, value=0.0), dtype=int64)
     return call("scatter_add", zeros, index, values, axis=0)
+
+
+def at_pairs(values: Any, ins: Sequence[Any], experts: int) -> Any:
+    """Return values [N, E] of tokens and experts at the flat indices of their pairs, in the shape of the weights."""
+    _, _, rows, pairs, weights = ins[:FIRST]
+    each = call("embedding", values, rows) * pair_marks(ins, experts)
+    flat, zeros = call("sum", each, axes=(1,), keepdims=True), call("full_like", _column(weights), value=0.0)
+    summed = call("scatter_add", zeros, call("unsqueeze", pairs, axes=(1,)), flat, axis=0)
+    return call("reshape", summed, shape=weights.shape)
 
 
 def _column(weights: Any) -> Any:
@@ -254,7 +263,7 @@ class ExpertMlp(Row):
 
     def expand(ins, attrs):
         x, experts = ins[0], experts_of(ins[FIRST:], attrs)
-        weights = _dense_weights(ins, len(experts))
+        weights = token_weights(ins, len(experts))
         total = None
         for number, e in enumerate(experts):
             share = call("slice", weights, axis=1, start=number, size=1)
@@ -322,7 +331,7 @@ class ExpertMlpBackward(Backward):
 
     def expand(ins, attrs):
         g, x, experts = ins[0], ins[1], experts_of(ins[FIRST + 1 :], attrs)
-        weights = _dense_weights(ins[1:], len(experts))
+        weights = token_weights(ins[1:], len(experts))
         found: dict[int, Any] = {}
         width, shares = group_width(attrs), []
 
@@ -347,11 +356,7 @@ class ExpertMlpBackward(Backward):
                 matrix(number, "gate", da, x)
                 dx = dx + call("matmul", da, e.gate)
             found[0] = dx if number == 0 else found[0] + dx
-        per_pair = call("embedding", call("concat", *shares, axis=1), ins[3]) * _marks(ins[1:], len(experts))
-        flat, blank = _column(call("sum", per_pair, axes=(1,), keepdims=True)), _column(ins[5])
-        index = call("unsqueeze", ins[4], axes=(1,))
-        summed = call("scatter_add", call("full_like", blank, value=0.0), index, flat, axis=0)
-        found[4] = call("reshape", summed, shape=ins[5].shape)
+        found[4] = at_pairs(call("concat", *shares, axis=1), ins[1:], len(experts))
         return tuple(found[i] for i in attrs["wanted"])
 
 
@@ -410,14 +415,9 @@ class ExpertProbe(Row):
             slopes = _square(dv) if da is None else _square(da) + _square(dv)
             found[0].append(call("sqrt", _square(g) * (_square(run.inner) + bias) + (one + bias) * slopes))
             found[1].append(-call("sum", _wide(g) * _wide(run.out), axes=(1,), keepdims=True))
-        marks = _marks((x, offsets, rows, pairs, _wide(x)), len(experts))
-        results = []
-        for columns in found:
-            each = call("embedding", call("concat", *columns, axis=1), rows) * marks
-            value = call("sum", each, axes=(1,), keepdims=True)
-            zeros, at = call("full_like", value, value=0.0), call("unsqueeze", pairs, axes=(1,))
-            results.append(call("squeeze", call("scatter_add", zeros, at, value, axis=0), axes=(1,)))
-        return tuple(results)
+        blank = call("cast", call("full_like", rows, value=0), dtype=one.dtype)
+        runs = (x, offsets, rows, pairs, blank)
+        return tuple(at_pairs(call("concat", *columns, axis=1), runs, len(experts)) for columns in found)
 
     def axes(u: AxesUse):
         (x, g, offsets, rows, pairs) = u.ins[:PROBED]

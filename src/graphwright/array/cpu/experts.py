@@ -52,7 +52,9 @@ def dispatch(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     return run
 
 
-def _runs(offsets: torch.Tensor, rows: torch.Tensor, pairs: torch.Tensor, tokens: int, weights: int) -> list[int]:
+def checked_runs(
+    offsets: torch.Tensor, rows: torch.Tensor, pairs: torch.Tensor, tokens: int, weights: int
+) -> list[int]:
     """Return the offsets as ints. Raises: IndexError unless they ascend from 0, and rows and pairs are in range."""
     ends: list[int] = offsets.tolist()
     if ends[0] != 0 or ends[-1] > len(rows) or any(a > b for a, b in pairwise(ends)):
@@ -108,7 +110,7 @@ class _Mixture:
 
     def tiles(self) -> Iterator[tuple[int, bool, torch.Tensor, torch.Tensor]]:
         """Yield (expert, whether this is its first tile, rows of the tokens, their pairs), expert by expert."""
-        ends = _runs(self.offsets, self.rows, self.pairs, len(self.x), len(self.weights))
+        ends = checked_runs(self.offsets, self.rows, self.pairs, len(self.x), len(self.weights))
         for e, (a, b) in enumerate(pairwise(ends)):
             for at in range(a, b, self.size):
                 stop = min(at + self.size, b)
