@@ -14,10 +14,11 @@ from edits import link, skip
 
 import graphwright as gw
 from graphwright.array import Storage
+from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.models import NonFinite, StaleCache
 from graphwright.models.train import Trainer, TrainOptions
-from graphwright.optim import warmup_cosine
+from graphwright.optim import StepTerm, warmup_cosine
 from graphwright.safetensors import CheckpointError
 from graphwright.testing.faults import check_atomic, inject
 from seeds import DEEP
@@ -81,6 +82,40 @@ def test_a_resumed_training_equals_an_uninterrupted_one(source, tmp_path, autoca
     assert bits(again) == bits(first)
     assert half + again.run().losses == losses
     assert bits(again) == bits(whole)
+
+
+class Squares(StepTerm):
+    """Counts steps, and pulls the weights of the last norm towards 0."""
+
+    def __init__(self) -> None:
+        self.count = Variable(np.zeros((), np.float32), name="squares.count")
+
+    def trains(self, program):
+        return ["model.norm.weight"]
+
+    def variables(self):
+        return {"count": self.count}
+
+    def __call__(self, view):
+        self.count.assign(self.count + 1.0)
+        view.report("count", self.count)
+        return (view.parameter("model.norm.weight").float() ** 2.0).sum()
+
+
+def test_terms_are_trained_and_resumed_with_a_model(source, tmp_path):
+    first = Trainer(opened(source), TEXT, RECIPE, also=[Squares()])
+    first.run(2)
+    first.save(tmp_path / "state")
+    again = Trainer(opened(source), TEXT, RECIPE, also=[Squares()])
+    again.load(tmp_path / "state")
+    again.run()
+    assert again.step.reports["count"].item() == 6
+    plain = Trainer(opened(source), TEXT, RECIPE)
+    with pytest.raises(CheckpointError, match="also of the step"):
+        plain.load(tmp_path / "state")
+    plain.run()
+    small, large = (t.model.program.weights["model.norm.weight"].numpy("float32") for t in (again, plain))
+    assert small.mean() < large.mean()
 
 
 def test_masters_are_saved_and_16_bit_parameters_are_rounded_masters(source):

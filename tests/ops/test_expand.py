@@ -46,6 +46,7 @@ WHY_NOT = {
         "kv_append kv_append_paged sgd_step adam_step adamw_step rmsprop_step lion_step muon_step unscale_check "
         "ema_step adagrad_step adadelta_step adamax_step nadam_step radam_step asgd_step rprop_step"
     ),
+    "a primitive: flags of gradients": "zero_check",
     "a primitive: the next id of a text, with its draw": "sample_token",
     "a primitive: random numbers": "uniform normal gumbel randint bernoulli multinomial dropout stochastic_round",
 }

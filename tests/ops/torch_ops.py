@@ -248,6 +248,11 @@ def unscale_check(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tenso
     return (torch.ones_like(found) if bad else found.clone(), *(g * inverse.to(g.dtype) for g in grads))
 
 
+def zero_check(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    found, *grads = ins
+    return torch.stack([found if found else (g.count_nonzero() == 0).to(found.dtype) for g in grads])
+
+
 def rope_dynamic(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
     positions, base = ins
     length, dim = int(positions.max()) + 1, 2 * len(base)
@@ -424,6 +429,7 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "rprop_step": optimizer(lambda a: 2, rprop),
     "ema_step": ema,
     "unscale_check": unscale_check,
+    "zero_check": zero_check,
     "gather": lambda ins, a: torch.gather(ins[0], a["axis"], ins[1]),
     "scatter_sum": lambda ins, a: torch.zeros(a["shape"], dtype=ins[0].dtype).scatter_add(a["axis"], ins[1], ins[0]),
     "scatter": lambda ins, a: ins[0].scatter(a["axis"], ins[1], ins[2]),

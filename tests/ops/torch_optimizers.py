@@ -18,11 +18,13 @@ def optimizer(moments: Callable[[dict], int], rule: Callable) -> Callable:
 
     def step(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor, ...]:
         grads, params, *rest = columns(ins[2:], moments(attrs) + 3)
-        if ins[1]:
-            return tuple(t.clone() for t in ins[2 + len(grads) :])
+        skipped = ins[1].bool().expand(len(params)).tolist()
         sign = -1.0 if attrs["maximize"] else 1.0
         lr = ins[0].double()
-        members = [rule(lr, attrs, sign * g, p, *r) for g, p, *r in zip(grads, params, *rest, strict=True)]
+        members = [
+            (p, *r) if skip else rule(lr, attrs, sign * g, p, *r)
+            for skip, g, p, *r in zip(skipped, grads, params, *rest, strict=True)
+        ]
         news = [t for column in zip(*members, strict=True) for t in column]
         return tuple(t.to(old.dtype) for t, old in zip(news, ins[2 + len(grads) :], strict=True))
 

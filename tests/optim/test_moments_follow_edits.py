@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -252,3 +255,80 @@ def test_masters_follow_edits_and_take_new_rows_from_the_parameter():
     master = opt.state_of(p).master
     assert master is not None
     np.testing.assert_allclose(master.numpy(), np.concatenate([kept - 0.0009, [[7.0, 7.0]]]), rtol=1e-6)
+
+
+# -- parameters that are replaced --------------------------------------------------------------------------------------
+def replace_weight(p: gw.Program, *, keep_undo: bool = True) -> ref[Any]:
+    """Put a new parameter under the name and key of the old one; return the new one, weakly."""
+    with p.edit("another", keep_undo=keep_undo) as e:
+        old, value = p.node("w"), values(len(p.journal))[0][:3] * 1.0
+        (edge,) = p.out_edges(old)
+        between = e.const("between", value)
+        e.rewire(edge, between)
+        e.remove(old)
+        e.rewire(edge, e.param("w", value))
+        e.remove(between)
+    return ref(p.weights[p.key(p.node("w"))])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_state_of_a_parameter_goes_with_the_parameter(compiled: bool) -> None:
+    """A thousand replacements hold as much memory as one, unless an undo can bring them back."""
+    p = program()
+    opt, x = AdamW(p, 0.1), np.ones((2, 3), np.float32)
+    step = gw.compile_step(p, lambda y: (y * y).sum(), opt, {"x": (2, 3)}) if compiled else None
+
+    def run() -> None:
+        if step is not None:
+            step(x=x)
+            return
+        opt.zero_grad()
+        (p(x=x)["y"] ** 2.0).sum().backward()
+        opt.step()
+
+    held, moments = [], []
+    for _ in range(20):
+        run()
+        held.append(replace_weight(p, keep_undo=False))
+        moments.append(ref(opt.state_of(next(p.parameters())).moments["m"]))
+    run()
+    gc.collect()
+    assert [sum(r() is not None for r in refs) for refs in (held, moments)] == [1, 1]
+    assert len(opt.state) == 1
+
+    (last,) = (r() for r in held if r() is not None)
+    then = opt.state_of(last).moments["m"].numpy().tobytes()
+    replace_weight(p)
+    run()
+    gc.collect()
+    assert len(opt.state) == 2  # undo can bring it back
+    p.undo()
+    assert next(p.parameters()) is last
+    assert opt.state_of(last).moments["m"].numpy().tobytes() == then
+
+
+def test_names_of_a_saved_training_depend_on_the_present_parameters_only(tmp_path: Path) -> None:
+    p = program()
+    opt, x = AdamW(p, 0.1), np.ones((2, 3), np.float32)
+    step = gw.compile_step(p, lambda y: (y * y).sum(), opt, {"x": (2, 3)})
+    step(x=x)
+    with p.edit("away") as e:
+        kept = p.weights["w"]
+        e.set_weight("w", values(3)[0][:3] * 2.0)
+    other = Parameter(from_numpy(np.ones(3, "f4")), name=kept.name)
+    opt.add_param_group({"params": [other]})  # another of that name, then gone
+    assert len(opt.variables()) == 2 + 6
+    del opt.param_groups[1]
+    gw.save_state(tmp_path / "state", p, opt)
+    assert gw.load_state(tmp_path / "state", p, AdamW(p, 0.1)) == 0
+
+    replace_weight(p)
+    step(x=x)
+    gw.save_state(tmp_path / "state", p, opt)
+    p.save(tmp_path / "program")
+    again = gw.load(tmp_path / "program")
+    fresh = AdamW(again, 0.1)
+    gw.load_state(tmp_path / "state", again, fresh)
+    (mine,), (its,) = p.parameters(), again.parameters()
+    assert fresh.state_of(its).moments["m"].numpy().tobytes() == opt.state_of(mine).moments["m"].numpy().tobytes()
+    assert fresh.state_of(its).steps.item() == 1

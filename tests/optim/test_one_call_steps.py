@@ -34,6 +34,7 @@ OPTIMIZERS: dict[str, Callable[[Net], list[Any]]] = {
     "Adam": lambda net: [optim.Adam(net.parameters(), lr=0.01, weight_decay=0.1)],
     "Adam amsgrad": lambda net: [optim.Adam(net.parameters(), lr=0.01, amsgrad=True)],
     "AdamW": lambda net: [optim.AdamW(net.parameters(), lr=0.01)],
+    "AdamW lazy": lambda net: [optim.AdamW(net.parameters(), lr=0.01, lazy=True)],
     "SGD": lambda net: [optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True)],
     "RMSprop": lambda net: [optim.RMSprop(net.parameters(), lr=0.01, momentum=0.5, centered=True, eps=1e-3)],
     "Lion": lambda net: [optim.Lion(net.parameters(), lr=0.003)],

@@ -42,7 +42,7 @@ def losses(device: Device, opt_of: Any, norm: float, sim: SimBackend) -> list[Te
         optim.clip_grad_value_(net.parameters(), 0.05)
         opt.step()
     assert sim.driver.syncs == before
-    assert all(v.device == device for s in opt.state.values() for v in s.variables())
+    assert all(v.device == device for s in opt.state.values() for v in s.variables().values())
     return [*seen, *net.parameters()]
 
 

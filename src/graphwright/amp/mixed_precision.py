@@ -115,6 +115,10 @@ class GradScaler:
         """Multiply the loss by the scale."""
         return loss * self._scale.to(loss.dtype) if self.enabled else loss
 
+    def inverse(self) -> Tensor | float:
+        """Return 1 / scale, by which gradients are unscaled; 1 if not enabled."""
+        return 1.0 / self._scale if self.enabled else 1.0
+
     def get_scale(self) -> float:
         """Return the scale of the next step; 1 if not enabled. Synchronises with the device."""
         return self._scale.item() if self.enabled else 1.0
@@ -136,7 +140,7 @@ class GradScaler:
             if not kinds:
                 raise UsageError("no parameter has a gradient", fix="call backward() first")
             found = self._none
-            inverse = 1.0 / self._scale
+            inverse = self.inverse()
             for members in kinds.values():
                 found, *grads = call("unscale_check", inverse, found, *(p.grad for p in members))
                 for p, g in zip(members, grads, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -20,6 +21,7 @@ from graphwright.nn import functional
 from graphwright.optim.checkpoint import SavedState, save_state
 from graphwright.optim.lr_scheduler import warmup_cosine
 from graphwright.optim.optimizers import AdamW
+from graphwright.optim.step_terms import StepTerm
 from graphwright.optim.training_step import compile_step
 from graphwright.progress import Progress, ProgressCallback
 from graphwright.report import Report
@@ -86,11 +88,11 @@ class Trainer:
     """Trains a model on a text: holds the model, the optimizer and the number of steps done.
 
     Inside `with model.program.edit("train"):` a run is one journal entry, which undo reverts. `step` runs forward,
-    backward, clipping and AdamW as one plan, which is recompiled after edits of the model. Raises: UsageError if the
-    text is shorter than a window.
+    backward, clipping and AdamW as one plan, which is recompiled after edits of the model. `also` are further terms of
+    a step, see `compile_step`. Raises: UsageError if the text is shorter than a window.
     """
 
-    def __init__(self, model: Model, text: str, options: TrainOptions) -> None:
+    def __init__(self, model: Model, text: str, options: TrainOptions, *, also: Sequence[StepTerm] = ()) -> None:
         r = self.options = options
         self.model, self.done = model, 0
         self.ids = np.asarray(need_tokenizer(model).encode(text), np.int64)
@@ -102,7 +104,7 @@ class Trainer:
         inputs: dict[str, Any] = dict.fromkeys(("ids", "positions", "targets"), self._positions)
         amp, clip = r.autocast or None, r.clip or None
         self.step = compile_step(
-            model.program, _loss, self.optimizer, inputs, amp=amp, clip=clip, deterministic=r.deterministic
+            model.program, _loss, self.optimizer, inputs, amp=amp, clip=clip, deterministic=r.deterministic, also=also
         )
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:

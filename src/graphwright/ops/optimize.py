@@ -1,8 +1,8 @@
 """Optimizer steps for any number of parameters of one dtype: new values, moments and step counts.
 
-Operands: lr (0-d float64), found_inf (0-d float32; if it is not 0, no value changes), then all gradients, all
-parameters, each moment of all parameters, all step counts (0-d float32). Results: the new parameters, moments and step
-counts. No gradient flows through a step.
+Operands: lr (0-d float64), found_inf (float32, 0-d or one number per parameter: where it is not 0, no value changes),
+then all gradients, all parameters, each moment of all parameters, all step counts (0-d float32). Results: the new
+parameters, moments and step counts. No gradient flows through a step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import updates as forms
 from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.attributes import Attr
-from graphwright.ops.registry import Attrs, Cost, Traits, op
+from graphwright.ops.registry import Attrs, Cost, Row, Traits, op
 from graphwright.ops.rules import Update
 from graphwright.settings import Number, Range
 
@@ -59,10 +59,10 @@ class _Step(Update):
 
     @classmethod
     def infer(cls, lr, found, *members, **attrs):
-        if lr != _NUMBER or found != _COUNT:
-            expected = "0-d float64 and 0-d float32"
-            raise DTypeError("lr or found_inf has the wrong shape or dtype", expected=expected, got=f"{lr}, {found}")
         grads, params, *moments, steps = equal_parts(members, 3 + cls.moments(attrs))
+        if lr != _NUMBER or found not in (_COUNT, Spec((len(params),), float32)):
+            expected = f"0-d float64, and float32 that is 0-d or [{len(params)}]"
+            raise DTypeError("lr or found_inf has the wrong shape or dtype", expected=expected, got=f"{lr}, {found}")
         for i, spec in enumerate(params):
             if spec.dtype is not params[0].dtype or not spec.dtype.is_float or spec.dtype.is_low:
                 expected, got = "all float32 or all float64", f"{params[0]}, {spec}"
@@ -93,6 +93,8 @@ class _Step(Update):
         moments += [np.float64(0.5 * rng.random()) for _ in range(cls.numbers) for _ in shapes]
         steps = [np.float32(rng.integers(0, 4)) for _ in shapes]
         found = np.float32(rng.integers(4) == 0)
+        if rng.integers(2):
+            found = rng.integers(0, 2, len(shapes)).astype(np.float32)
         return [np.float64(1e-2), found, *grads, *params, *moments, *steps], attrs
 
 
@@ -354,3 +356,29 @@ class UnscaleCheck(Update):
         if rng.integers(2):
             grads[-1] = grads[-1] * np.inf
         return [np.float32(0.25), np.float32(0), *grads], {}
+
+
+@op("zero_check")
+class ZeroCheck(Row):
+    """found_inf of each of n parameters, for a step that skips gradients of zeros: float32 [n].
+
+    Operands: found_inf (0-d float32), n gradients of one dtype. An entry is the larger of found_inf and, if its
+    gradient is zero everywhere, 1. A NaN is not zero.
+    """
+
+    arity, vm = (2, None), forms.ZERO_CHECK
+    vjp, why = None, {**Update.why, "vjp": "flags have no gradient"}
+
+    def infer(found, *grads):
+        if found != _COUNT:
+            raise DTypeError("found_inf is not a float32 scalar", expected=_COUNT, got=found)
+        if any(g.dtype is not grads[0].dtype or not g.dtype.is_float for g in grads):
+            raise DTypeError("the gradients do not share a floating dtype", got=", ".join(map(repr, grads)))
+        return Spec((len(grads),), float32)
+
+    def cost(ins, outs, attrs):
+        return Cost(sum(i.size for i in ins), sum(i.nbytes for i in ins), outs[0].nbytes)
+
+    def sample(rng):
+        grads = [rng.normal(size=s) * rng.integers(0, 2) for s in [(3, 4), (5,), (1,)][: rng.integers(1, 4)]]
+        return [np.float32(rng.integers(4) == 0), *grads], {}

@@ -128,7 +128,7 @@ class Dropout(_Masked):
 
     attrs, saves, vm = {"p": Attr(Share), "stream": _STREAM}, Saves(outputs=(1,)), forms.DROPOUT
     results = ("kept", "key")
-    traits = Traits(inplace=((0, 0),), training_only=True)
+    traits = Traits(inplace=((0, 0),), passes=((1, 1),), training_only=True)
     vjp = lambda g, ins, outs, attrs, needs: (call("dropout", g[0], outs[1], **attrs)[0],)
     cost = lambda ins, outs, attrs: Cost(2 * outs[0].size, ins[0].nbytes, outs[0].nbytes)
 

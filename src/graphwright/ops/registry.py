@@ -65,6 +65,7 @@ class Traits:
     """Properties of an op, which the planner, the passes and the tools query instead of its name."""
 
     inplace: tuple[tuple[int, int], ...] = ()  # pairs (result, operand): the result may overwrite that operand's memory
+    passes: tuple[tuple[int, int], ...] = ()  # pairs (result, operand): the result is that operand, unchanged
     # indices of operands that must be row-major (negative from the end); operands that are not are copied first
     contiguous: tuple[int, ...] = ()
     nary: bool = False  # takes any number of operands, summed in port order: a junction

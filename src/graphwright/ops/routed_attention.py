@@ -46,7 +46,7 @@ def _check(x: Spec, offsets: Spec, rows: Spec, pairs: Spec, weights: Spec, posit
             if t.shape != shape:
                 raise ShapeError("the matrix of a head has the wrong shape", where=f"head {number}, {name}",
                                  expected=shape, got=t)  # fmt: skip
-        if inner % 2:
+        if inner is None or inner % 2:
             raise ShapeError("the width of queries is odd", where=f"head {number}", expected="an even d", got=q)
 
 

@@ -24,11 +24,12 @@ from graphwright.optim.optimizers import (
     RMSprop,
     Rprop,
 )
+from graphwright.optim.step_terms import StepTerm, StepView
 from graphwright.optim.training_step import CompiledStep, StepOptions, compile_step
 
 __all__ = [
     "ASGD", "LBFGS", "LOW", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "CompiledStep", "Lion", "Muon",
     "NAdam", "NonFiniteGradient", "Optimizer", "ParamGroup", "ParamState", "RAdam", "RMSprop", "Rprop", "SavedState",
-    "StateError", "StepOptions", "accumulate", "clip_grad_norm_", "clip_grad_value_", "compile_step", "ema_update",
-    "load_state", "lr_scheduler", "save_state", "warmup_cosine",
+    "StateError", "StepOptions", "StepTerm", "StepView", "accumulate", "clip_grad_norm_", "clip_grad_value_",
+    "compile_step", "ema_update", "load_state", "lr_scheduler", "save_state", "warmup_cosine",
 ]  # fmt: skip

@@ -271,17 +271,17 @@ def remap_state(
     keys = {id(variable): key for key, variable in program.variables().items()}
     for group in optimizer.param_groups:
         found[f"optimizer.{group.rate.name}"] = arrays.get(f"optimizer.{group.rate.name}", group.rate.data)
-        for p in group.parameters():
-            key = keys.get(id(p), "")
-            twin, old, state = now.get(key), then.get(key), optimizer.state_of(p)
-            remap = moment_remap(*old, twin) if old is not None and isinstance(twin, Parameter) else None
-            for variable in state.variables():
-                name = f"optimizer.{variable.name}"
-                if remap is None or name not in arrays:
-                    found[name] = variable.data
-                else:
-                    moved = variable.shape == p.shape  # counts are numbers
-                    found[name] = from_numpy(remap(arrays[name].to_numpy().copy())) if moved else arrays[name]
+    for prefix, p, state in optimizer.states():
+        key = keys.get(id(p), "")
+        twin, old = now.get(key), then.get(key)
+        remap = moment_remap(*old, twin) if old is not None and isinstance(twin, Parameter) else None
+        for label, variable in state.variables().items():
+            name = f"optimizer.{prefix}.{label}"
+            if remap is None or name not in arrays:
+                found[name] = variable.data
+            else:
+                moved = variable.shape == p.shape  # counts are numbers
+                found[name] = from_numpy(remap(arrays[name].to_numpy().copy())) if moved else arrays[name]
     return found
 
 

@@ -1,16 +1,17 @@
 """The base of all optimizers: parameter groups, state per parameter, and the step, eager or inside a plan.
 
 A step calls the optimizer's op once per group, dtype and whether weights decay, on all parameters that have a gradient.
-State is stored per parameter object, so it survives edits and undo.
+State is stored per parameter object, so it survives edits and undo, and is released with the object.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypedDict, runtime_checkable
+from weakref import ref
 
 import numpy as np
 
@@ -129,23 +130,57 @@ class ParamState:
     """Optimizer state of one parameter.
 
     Attributes:
-        name: prefix of the names of its variables.
         spec, lineage: when the state was made, the spec of the parameter and the record of its last change of shape.
         steps: number of updates, 0-d float32.
         moments: name -> moment, in float32 or wider.
         master: float32 weights of a 16-bit parameter, if the optimizer keeps them.
     """
 
-    name: str
     spec: Spec
     lineage: ShapeChange | None
     steps: Variable
     moments: dict[str, Variable]
     master: Variable | None
 
-    def variables(self) -> list[Variable]:
-        """Return a list of all variables of the state: step count, moments and master weights."""
-        return [self.steps, *self.moments.values(), *([] if self.master is None else [self.master])]
+    def variables(self) -> dict[str, Variable]:
+        """Return a dict from labels to all variables of the state: `steps`, the moments and `master` weights."""
+        return {"steps": self.steps, **self.moments, **({} if self.master is None else {"master": self.master})}
+
+
+class StatesByParameter(MutableMapping[Parameter, ParamState]):
+    """Parameter -> its state, by identity and weakly: once no program and no undo has the parameter, its state goes."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[ref[Parameter], ParamState]] = {}
+
+    def __getitem__(self, p: Parameter) -> ParamState:
+        if id(p) not in self._held:
+            raise KeyError(p.name)
+        return self._held[id(p)][1]
+
+    def __setitem__(self, p: Parameter, state: ParamState) -> None:
+        held, key = self._held, id(p)
+        held[key] = ref(p, lambda _: held.pop(key, None)), state
+
+    def __delitem__(self, p: Parameter) -> None:
+        del self._held[id(p)]
+
+    def __contains__(self, p: object) -> bool:
+        return id(p) in self._held
+
+    def __iter__(self) -> Iterator[Parameter]:
+        return (p for r, _ in [*self._held.values()] if (p := r()) is not None)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+class CommonOptions(TypedDict, total=False):
+    """Arguments of optimizers by keyword; see `Optimizer`."""
+
+    decay_matrices_only: bool
+    low: str
+    lazy: bool
 
 
 class Optimizer:
@@ -161,12 +196,15 @@ class Optimizer:
         low: how 16-bit parameters are updated: `master` stores float32 weights in the state; `stochastic` rounds to
             bfloat16 at random with the right mean and stores no copy; `nearest` rounds and loses small updates. Each
             continues from the current value of a parameter that was set by an edit or undo.
+        lazy: a step leaves a parameter whose gradient is zero everywhere as it is: weight, moments, master weights and
+            its own number of steps, without weight decay too. So an expert that got no tokens does not move. It is what
+            torch does for a parameter whose `grad` is None; a NaN is not zero.
 
     Attributes:
         moment_names: name of each moment, in the order of the op's operands -> the option that requires it, or None if
             it always exists.
         numbers: names of the moments that are one number per parameter, 0-d float64; the last of `moment_names`.
-        state: parameter -> its state, after its first step.
+        state: parameter -> its state, after its first step; it ends with the parameter.
         extra_moments: names of additional moments in the state of every parameter, such as gradient sums.
         defaults: lr and options of groups that do not set their own.
     Raises: UsageError for an option out of range or unknown, a duplicate parameter, or no parameters.
@@ -177,17 +215,17 @@ class Optimizer:
     numbers: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(
-        self, params: Params, lr: float, options: Mapping[str, Any], *, decay_matrices_only: bool = False, low: str
-    ) -> None:
+        self, params: Params, lr: float, options: Mapping[str, Any], *, decay_matrices_only: bool = False,
+        low: str = "master", lazy: bool = False,
+    ) -> None:  # fmt: skip
         if low not in LOW:
             raise UsageError("unknown value of the option 'low'", expected=", ".join(LOW), got=low)
-        self.low = low
+        self.low, self.lazy = low, lazy
         self.name = type(self).__name__.lower()
         self.decay_matrices_only = decay_matrices_only
-        self.state: dict[Parameter, ParamState] = {}
+        self.state = StatesByParameter()
         self.extra_moments: tuple[str, ...] = ()
         self.param_groups: list[ParamGroup] = []
-        self._taken: set[str] = set()
         self._options = frozenset(options)
         self._never = Tensor(_scalar(0.0, "float32"))
         self.defaults = {"lr": lr, **options}
@@ -304,6 +342,7 @@ class Optimizer:
         Args:
             closure: function that computes the loss and its gradients, called first; its result is returned.
             found_inf: a 0-d float32; unless it is 0, no weight, moment or step count is changed (see GradScaler).
+                With `lazy` the same holds for each parameter whose gradient is zero everywhere.
         """
         loss = None
         if closure is not None:
@@ -329,6 +368,7 @@ class Optimizer:
         targets = [p if s.master is None else s.master for p, s in zip(members, states, strict=True)]
         grads = [p.grad.to(t.dtype) for p, t in zip(members, targets, strict=True) if p.grad is not None]
         values = [_present(p, s.master) for p, s in zip(members, states, strict=True)]
+        found = self._flags(found, grads)
         update([*targets, *rest], self.op, group.rate, found, *grads, *values, *rest, **attrs)
         for p, s in zip(members, states, strict=True):
             if s.master is not None:
@@ -338,11 +378,16 @@ class Optimizer:
         """Update 16-bit parameters without master weights: compute in float32, then round."""
         _, rest = self._state_of_members(group, members)
         grads = [p.grad.to(float32) for p in members if p.grad is not None]
+        found = self._flags(found, grads)
         results = call(self.op, group.rate, found, *grads, *(p.to(float32) for p in members), *rest, **attrs)
         for p, value in zip(members, results, strict=False):
             p.assign(stochastic_round(value) if self.low == "stochastic" else value.to(p.dtype))
         for variable, value in zip(rest, results[len(members) :], strict=True):
             variable.assign(value)
+
+    def _flags(self, found: Tensor, grads: Sequence[Tensor]) -> Tensor:
+        """Return the operand found_inf of the op: one number, or of a lazy optimizer one per parameter."""
+        return call("zero_check", found, *grads) if self.lazy else found
 
     def _state_of_members(self, group: ParamGroup, members: list[Parameter]) -> tuple[list[ParamState], list[Variable]]:
         """Return the states of the parameters, and their moments and step counts in the order of the op's operands."""
@@ -365,9 +410,12 @@ class Optimizer:
         if found is not None and found.lineage is p.lineage and found.spec == p.spec and found.steps.device == p.device:
             for label in set(names) - found.moments.keys():
                 zeros = from_numpy(np.zeros(*self._form(p, label))).to(p.device)
-                found.moments[label] = Variable(zeros, name=f"{found.name}.{label}")
+                found.moments[label] = Variable(zeros, name=self._name(p, label))
             return found
         return self._new_state(p, names, found, None if found is None else moment_remap(found.spec, found.lineage, p))
+
+    def _name(self, p: Parameter, label: str) -> str:
+        return f"{self.name}.{p.name or 'param'}.{label}"
 
     def _form(self, p: Parameter, label: str) -> tuple[tuple[int, ...], Any]:
         """Return shape and numpy dtype of a moment of a parameter, or of its master weights."""
@@ -377,10 +425,6 @@ class Optimizer:
         self, p: Parameter, names: Sequence[str], old: ParamState | None, remap: Callable[[Any], Any] | None
     ) -> ParamState:
         """Make a state for the parameter's present shape and dtype: the `old` state converted by `remap`, or zeros."""
-        wanted = f"{self.name}.{p.name or f'param{len(self.state)}'}"
-        names_left = (n for n in chain([wanted], (f"{wanted}_{i}" for i in count(2))) if n not in self._taken)
-        name = next(names_left) if old is None else old.name  # two parameters may have the same name
-        self._taken.add(name)
 
         def variable(label: str, before: Variable | None, otherwise: Any) -> Variable:
             shape, kind = self._form(p, label)
@@ -389,7 +433,7 @@ class Optimizer:
                 host = before.data.to_numpy().copy()
                 host = host if label in self.numbers else remap(host)
             made = np.array(np.broadcast_to(host, shape), kind, order="C")
-            return Variable(from_numpy(made).to(p.device), name=f"{name}.{label}")
+            return Variable(from_numpy(made).to(p.device), name=self._name(p, label))
 
         held = {} if old is None else old.moments
         moments = {label: variable(label, held.get(label), 0.0) for label in names}
@@ -398,9 +442,9 @@ class Optimizer:
         if p.dtype.is_low and self.low == "master":  # see _present
             assert isinstance(p.data, NDArray)
             master = variable("master", None if old is None else old.master, p.data.to_numpy("float32"))
-        made = Variable(_scalar(steps, "float32").to(p.device), name=f"{name}.steps")
-        self.state[p] = ParamState(name, p.spec, p.lineage, made, moments, master)
-        return self.state[p]
+        made = Variable(_scalar(steps, "float32").to(p.device), name=self._name(p, "steps"))
+        state = self.state[p] = ParamState(p.spec, p.lineage, made, moments, master)
+        return state
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state in torch's form: `state`, of each parameter by its number, and `param_groups`.
@@ -413,11 +457,7 @@ class Optimizer:
         for p, i in numbers.items():
             if p in self.state:
                 held = self.state_of(p)
-                values = {
-                    "step": held.steps,
-                    **held.moments,
-                    **({} if held.master is None else {"master": held.master}),
-                }
+                values = {"step" if n == "steps" else n: v for n, v in held.variables().items()}
                 state[i] = {name: v.detach().clone() for name, v in values.items()}
         groups = [
             {**{n: v for n, v in group.items() if n != "params"}, "params": [numbers[p] for p in group.parameters()]}
@@ -451,7 +491,8 @@ class Optimizer:
                 raise UsageError("the state of a parameter does not fit", where=f"{type(self).__name__}, parameter {i}",
                                  expected=held or f"{len(members)} parameters", got=got)  # fmt: skip
             found.append((p, given))
-        self.state = {p: s for p, s in self.state.items() if any(p is q for q, _ in found)}
+        for p in set(self.state) - {q for q, _ in found}:
+            del self.state[p]
         for p, given in found:
             held = self.state_of(p)
             for name, value in given.items():
@@ -471,11 +512,24 @@ class Optimizer:
     def variables(self) -> dict[str, Variable]:
         """Return a dict from names to all variables that a resumed run needs."""
         result = {group.rate.name: group.rate for group in self.param_groups}
-        for group in self.param_groups:
-            names = self.moments(group.options)
-            for p in group.parameters():
-                result.update({v.name: v for v in self.state_of(p, names).variables()})
+        for name, _, state in self.states():
+            result.update({f"{name}.{label}": v for label, v in state.variables().items()})
         return result
+
+    def states(self) -> Iterator[tuple[str, Parameter, ParamState]]:
+        """Iterate over (name, parameter, state) of all trained parameters.
+
+        A name is made of that of the parameter, and of a number if an earlier one has the same. So it depends on the
+        present parameters alone, not on those that they replaced.
+        """
+        taken: set[str] = set()
+        for group in self.param_groups:
+            moments = self.moments(group.options)
+            for p in group.parameters():
+                wanted = f"{self.name}.{p.name or f'param{len(taken)}'}"
+                name = next(n for n in chain([wanted], (f"{wanted}_{i}" for i in count(2))) if n not in taken)
+                taken.add(name)
+                yield name, p, self.state_of(p, moments)
 
 
 def wide(dtype: DType) -> DType:

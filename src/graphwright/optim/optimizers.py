@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from graphwright.errors import ShapeError
 from graphwright.ops.optimize import MUON_ADJUST
-from graphwright.optim.optimizer import Optimizer, Params
+from graphwright.optim.optimizer import CommonOptions, Optimizer, Params
+from graphwright.signatures import keywords
 
 Betas = tuple[float, float]
 
@@ -16,7 +17,7 @@ class Adam(Optimizer):
     """Adam (Kingma and Ba 2015, algorithm 1), as `torch.optim.Adam`: weight decay is added to the gradient.
 
     Args:
-        params, lr, decay_matrices_only, low: see `Optimizer`.
+        params, lr, decay_matrices_only, low, lazy: see `Optimizer`.
         betas: decay rates of the moments, in [0, 1).
         eps: added to the root of the second moment.
         weight_decay: λ; the gradient g of a weight θ becomes g + λ·θ.
@@ -27,40 +28,41 @@ class Adam(Optimizer):
     op = "adam_step"
     moment_names: ClassVar[Mapping[str, str | None]] = {"m": None, "v": None, "largest_v": "amsgrad"}
 
+    @keywords(Optimizer.__init__)
     def __init__(
         self, params: Params, lr: float = 1e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.0, *, amsgrad: bool = False, maximize: bool = False,
-        decay_matrices_only: bool = False, low: str = "master",
+        **common: Unpack[CommonOptions],
     ) -> None:  # fmt: skip
         options = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad, "maximize": maximize}
-        super().__init__(params, lr, options, decay_matrices_only=decay_matrices_only, low=low)
+        super().__init__(params, lr, options, **common)
 
 
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2), as `torch.optim.AdamW`.
 
     Args:
-        params, lr, decay_matrices_only, low: see `Optimizer`.
+        params, lr, decay_matrices_only, low, lazy: see `Optimizer`.
         weight_decay: λ; each step first multiplies the weights by 1 - lr·λ.
         betas, eps, amsgrad, maximize: see `Adam`.
     """
 
     op = "adamw_step"
 
+    @keywords(Optimizer.__init__)
     def __init__(
         self, params: Params, lr: float = 1e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.01, *, amsgrad: bool = False, maximize: bool = False,
-        decay_matrices_only: bool = False, low: str = "master",
+        **common: Unpack[CommonOptions],
     ) -> None:  # fmt: skip
-        flags = {"amsgrad": amsgrad, "maximize": maximize, "decay_matrices_only": decay_matrices_only}
-        super().__init__(params, lr, betas, eps, weight_decay, low=low, **flags)
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad=amsgrad, maximize=maximize, **common)
 
 
 class Adadelta(Optimizer):
     """Adadelta, as `torch.optim.Adadelta`: steps in the unit of the weights (Zeiler 2012, algorithm 1).
 
     Args:
-        params, lr, decay_matrices_only, low: see `Optimizer`.
+        params, lr, decay_matrices_only, low, lazy: see `Optimizer`.
         rho: decay rate of the running means of squared gradients and squared steps, in [0, 1].
         eps: added to both means under the root.
         weight_decay: λ; the gradient g of a weight θ becomes g + λ·θ.
@@ -70,12 +72,13 @@ class Adadelta(Optimizer):
     op = "adadelta_step"
     moment_names: ClassVar[Mapping[str, str | None]] = {"mean_square": None, "mean_square_step": None}
 
+    @keywords(Optimizer.__init__)
     def __init__(
         self, params: Params, lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0, *,
-        maximize: bool = False, decay_matrices_only: bool = False, low: str = "master",
+        maximize: bool = False, **common: Unpack[CommonOptions],
     ) -> None:  # fmt: skip
         options = {"rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
-        super().__init__(params, lr, options, decay_matrices_only=decay_matrices_only, low=low)
+        super().__init__(params, lr, options, **common)
 
     @classmethod
     def _out_of_range(cls, options: Mapping[str, Any]) -> dict[str, str]:
@@ -86,7 +89,7 @@ class Adagrad(Optimizer):
     """Adagrad, as `torch.optim.Adagrad`: gradient / root of the sum of its squares (Duchi, Hazan and Singer 2011).
 
     Args:
-        params, lr, decay_matrices_only, low: see `Optimizer`.
+        params, lr, decay_matrices_only, low, lazy: see `Optimizer`.
         lr_decay: δ; the rate of step t is lr / (1 + (t-1)·δ).
         weight_decay: λ; the gradient g of a weight θ becomes g + λ·θ.
         initial_accumulator_value: the sum of squares before the first step; the moment `square_sum` is without it.
@@ -97,21 +100,22 @@ class Adagrad(Optimizer):
     op = "adagrad_step"
     moment_names: ClassVar[Mapping[str, str | None]] = {"square_sum": None}
 
+    @keywords(Optimizer.__init__)
     def __init__(
         self, params: Params, lr: float = 1e-2, lr_decay: float = 0.0, weight_decay: float = 0.0,
         initial_accumulator_value: float = 0.0, eps: float = 1e-10, *, maximize: bool = False,
-        decay_matrices_only: bool = False, low: str = "master",
+        **common: Unpack[CommonOptions],
     ) -> None:  # fmt: skip
         options = {"lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps, "maximize": maximize}
         options["initial_accumulator_value"] = initial_accumulator_value
-        super().__init__(params, lr, options, decay_matrices_only=decay_matrices_only, low=low)
+        super().__init__(params, lr, options, **common)
 
 
 class Adamax(Optimizer):
     """Adam with the infinity norm, as `torch.optim.Adamax` (Kingma and Ba 2015, algorithm 2).
 
     Args:
-        params, lr, decay_matrices_only, low: see `Optimizer`.
+        params, lr, decay_matrices_only, low, lazy: see `Optimizer`.
         betas: decay rates of the first moment and of the norm, in [0, 1).
         eps: added to the size of each gradient.
         weight_decay: λ; the gradient g of a weight θ becomes g + λ·θ.
@@ -121,19 +125,20 @@ class Adamax(Optimizer):
     op = "adamax_step"
     moment_names: ClassVar[Mapping[str, str | None]] = {"m": None, "norm": None}
 
+    @keywords(Optimizer.__init__)
     def __init__(
         self, params: Params, lr: float = 2e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 0.0, *, maximize: bool = False, decay_matrices_only: bool = False, low: str = "master",
+        weight_decay: float = 0.0, *, maximize: bool = False, **common: Unpack[CommonOptions],
     ) -> None:  # fmt: skip
         options = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
-        super().__init__(params, lr, options, decay_matrices_only=decay_matrices_only, low=low)
+        super().__init__(params, lr, options, **common)
 
 
 class ASGD(Optimizer):
     """Averaged SGD, as `torch.optim.ASGD` (Polyak and Juditsky 1992); the average is the moment `average`.
 
     Args:
-        params, lr, decay_matrices_only, low: see `Optimizer`.
+        params, lr, decay_matrices_only, low, lazy: see `Optimizer`.
         lambd: each step first multiplies the weights by 1 - lambd·η.
         alpha: exponent of the rate η = lr / (1 + lambd·lr·t)^alpha of step t + 1.
         t0: the average starts after so many steps; until then it is the weights.
@@ -145,19 +150,20 @@ class ASGD(Optimizer):
     moment_names: ClassVar[Mapping[str, str | None]] = {"average": None, "eta": None}
     numbers = frozenset({"eta"})
 
+    @keywords(Optimizer.__init__)
     def __init__(
         self, params: Params, lr: float = 1e-2, lambd: float = 1e-4, alpha: float = 0.75, t0: float = 1e6,
-        weight_decay: float = 0.0, *, maximize: bool = False, decay_matrices_only: bool = False, low: str = "master",
+        weight_decay: float = 0.0, *, maximize: bool = False, **common: Unpack[CommonOptions],
     ) -> None:  # fmt: skip
         options = {"lambd": lambd, "alpha": alpha, "t0": t0, "weight_decay": weight_decay, "maximize": maximize}
-        super().__init__(params, lr, options, decay_matrices_only=decay_matrices_only, low=low)
+        super().__init__(params, lr, options, **common)
 
 
 class Lion(Optimizer):
     """Lion: updates of equal size along the sign of a momentum (Chen et al. 2023, algorithm 2).
 
     Args:
-        params, lr, decay_matrices_only, low: see `Optimizer`; the paper uses a third to a tenth of Adam's lr.
+        params, lr, decay_matrices_only, low, lazy: see `Optimizer`; the paper uses a third to a tenth of Adam's lr.
         betas: decay rates of the direction and of the momentum, in [0, 1).
         weight_decay: λ; each step first multiplies the weights by 1 - lr·λ. The paper uses 3 to 10 times Adam's value.
         maximize: maximise instead of minimise.
@@ -166,12 +172,13 @@ class Lion(Optimizer):
     op = "lion_step"
     moment_names: ClassVar[Mapping[str, str | None]] = {"m": None}
 
+    @keywords(Optimizer.__init__)
     def __init__(
         self, params: Params, lr: float = 1e-4, betas: Betas = (0.9, 0.99), weight_decay: float = 0.0, *,
-        maximize: bool = False, decay_matrices_only: bool = False, low: str = "master",
+        maximize: bool = False, **common: Unpack[CommonOptions],
     ) -> None:  # fmt: skip
         options = {"betas": betas, "weight_decay": weight_decay, "maximize": maximize}
-        super().__init__(params, lr, options, decay_matrices_only=decay_matrices_only, low=low)
+        super().__init__(params, lr, options, **common)
 
 
 class Muon(Optimizer):
@@ -181,7 +188,7 @@ class Muon(Optimizer):
 
     Args:
         params: matrices only; embeddings, heads, norms and biases need another optimizer.
-        lr, low: see `Optimizer`.
+        lr, low, lazy: see `Optimizer`.
         weight_decay: λ; each step first multiplies the weights by 1 - lr·λ.
         momentum: μ, decay rate of the running gradient, in [0, 1).
         nesterov: Nesterov momentum.
@@ -199,10 +206,12 @@ class Muon(Optimizer):
     def __init__(
         self, params: Params, lr: float = 1e-3, weight_decay: float = 0.1, momentum: float = 0.95,
         nesterov: bool = True, *, iterations: int = 5, eps: float = 1e-7, adjust: str = "original",
-        maximize: bool = False, low: str = "master",
+        maximize: bool = False, low: str = "master", lazy: bool = False,
     ) -> None:  # fmt: skip
         options = {"weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov, "iterations": iterations}
-        super().__init__(params, lr, {**options, "eps": eps, "adjust": adjust, "maximize": maximize}, low=low)
+        super().__init__(
+            params, lr, {**options, "eps": eps, "adjust": adjust, "maximize": maximize}, low=low, lazy=lazy
+        )
         for p in self.parameters():
             if p.ndim != 2:
                 fix = "pass only matrices to Muon, and the other parameters to AdamW"
@@ -218,7 +227,7 @@ class NAdam(Optimizer):
     """Adam with Nesterov momentum, as `torch.optim.NAdam` (Dozat 2016, algorithm 2).
 
     Args:
-        params, lr, decay_matrices_only, low: see `Optimizer`.
+        params, lr, decay_matrices_only, low, lazy: see `Optimizer`.
         betas, eps: see `Adam`.
         weight_decay: λ; the gradient g of a weight θ becomes g + λ·θ.
         momentum_decay: ψ; the momentum of step t is β1·(1 - 0.96^(t·ψ)/2).
@@ -230,21 +239,22 @@ class NAdam(Optimizer):
     moment_names: ClassVar[Mapping[str, str | None]] = {"m": None, "v": None, "momentum_product": None}
     numbers = frozenset({"momentum_product"})
 
+    @keywords(Optimizer.__init__)
     def __init__(
         self, params: Params, lr: float = 2e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.0, momentum_decay: float = 4e-3, decoupled_weight_decay: bool = False, *,
-        maximize: bool = False, decay_matrices_only: bool = False, low: str = "master",
+        maximize: bool = False, **common: Unpack[CommonOptions],
     ) -> None:  # fmt: skip
         options = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "momentum_decay": momentum_decay}
         options |= {"decoupled_weight_decay": decoupled_weight_decay, "maximize": maximize}
-        super().__init__(params, lr, options, decay_matrices_only=decay_matrices_only, low=low)
+        super().__init__(params, lr, options, **common)
 
 
 class RAdam(Optimizer):
     """Adam whose rate is rectified in the first steps, as `torch.optim.RAdam` (Liu et al. 2020, algorithm 2).
 
     Args:
-        params, lr, decay_matrices_only, low: see `Optimizer`.
+        params, lr, decay_matrices_only, low, lazy: see `Optimizer`.
         betas, eps: see `Adam`.
         weight_decay: λ; the gradient g of a weight θ becomes g + λ·θ.
         decoupled_weight_decay: multiply the weights by 1 - lr·λ instead, as AdamW does.
@@ -254,21 +264,22 @@ class RAdam(Optimizer):
     op = "radam_step"
     moment_names: ClassVar[Mapping[str, str | None]] = {"m": None, "v": None}
 
+    @keywords(Optimizer.__init__)
     def __init__(
         self, params: Params, lr: float = 1e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.0, decoupled_weight_decay: bool = False, *, maximize: bool = False,
-        decay_matrices_only: bool = False, low: str = "master",
+        **common: Unpack[CommonOptions],
     ) -> None:  # fmt: skip
         options = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
         options["decoupled_weight_decay"] = decoupled_weight_decay
-        super().__init__(params, lr, options, decay_matrices_only=decay_matrices_only, low=low)
+        super().__init__(params, lr, options, **common)
 
 
 class RMSprop(Optimizer):
     """RMSprop, as `torch.optim.RMSprop`: gradient / root of its running mean square (Graves 2013, eq. 38 to 45).
 
     Args:
-        params, lr, decay_matrices_only, low: see `Optimizer`.
+        params, lr, decay_matrices_only, low, lazy: see `Optimizer`.
         alpha: decay rate of the running mean square, in [0, 1).
         eps: added to the root.
         weight_decay: λ; the gradient g of a weight θ becomes g + λ·θ.
@@ -280,14 +291,15 @@ class RMSprop(Optimizer):
     op = "rmsprop_step"
     moment_names: ClassVar[Mapping[str, str | None]] = {"mean_square": None, "momentum": "momentum", "mean": "centered"}
 
+    @keywords(Optimizer.__init__)
     def __init__(
         self, params: Params, lr: float = 1e-2, alpha: float = 0.99, eps: float = 1e-8, weight_decay: float = 0.0,
         momentum: float = 0.0, centered: bool = False, *, maximize: bool = False,
-        decay_matrices_only: bool = False, low: str = "master",
+        **common: Unpack[CommonOptions],
     ) -> None:  # fmt: skip
         options = {"alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum}
         options |= {"centered": centered, "maximize": maximize}
-        super().__init__(params, lr, options, decay_matrices_only=decay_matrices_only, low=low)
+        super().__init__(params, lr, options, **common)
 
     @classmethod
     def _out_of_range(cls, options: Mapping[str, Any]) -> dict[str, str]:
@@ -299,7 +311,7 @@ class Rprop(Optimizer):
     """Rprop, as `torch.optim.Rprop`: a step size per weight, and of the gradient only the sign. For whole batches.
 
     Args:
-        params, low: see `Optimizer`.
+        params, low, lazy: see `Optimizer`.
         lr: the first step size; later values have no effect.
         etas: factors of a step size when the sign of the gradient changes, in (0, 1), and when it stays, > 1.
         step_sizes: smallest and largest step size.
@@ -312,9 +324,9 @@ class Rprop(Optimizer):
 
     def __init__(
         self, params: Params, lr: float = 1e-2, etas: Betas = (0.5, 1.2), step_sizes: Betas = (1e-6, 50.0), *,
-        maximize: bool = False, low: str = "master",
+        maximize: bool = False, low: str = "master", lazy: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(params, lr, {"etas": etas, "step_sizes": step_sizes, "maximize": maximize}, low=low)
+        super().__init__(params, lr, {"etas": etas, "step_sizes": step_sizes, "maximize": maximize}, low=low, lazy=lazy)
 
     def attrs(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the attributes of the op for a group's options."""
@@ -334,7 +346,7 @@ class SGD(Optimizer):
     """Stochastic gradient descent, as `torch.optim.SGD`.
 
     Args:
-        params, lr, decay_matrices_only, low: see `Optimizer`.
+        params, lr, decay_matrices_only, low, lazy: see `Optimizer`.
         momentum: μ, decay rate of the running gradient.
         dampening: δ; a gradient is multiplied by 1 - δ when it is added to the momentum, except in the first step.
         weight_decay: λ; the gradient g of a weight θ becomes g + λ·θ.
@@ -345,14 +357,15 @@ class SGD(Optimizer):
     op = "sgd_step"
     moment_names: ClassVar[Mapping[str, str | None]] = {"momentum": "momentum"}
 
+    @keywords(Optimizer.__init__)
     def __init__(
         self, params: Params, lr: float = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
         weight_decay: float = 0.0, nesterov: bool = False, *, maximize: bool = False,
-        decay_matrices_only: bool = False, low: str = "master",
+        **common: Unpack[CommonOptions],
     ) -> None:  # fmt: skip
         options = {"momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
         options |= {"nesterov": nesterov, "maximize": maximize}
-        super().__init__(params, lr, options, decay_matrices_only=decay_matrices_only, low=low)
+        super().__init__(params, lr, options, **common)
 
     @classmethod
     def _out_of_range(cls, options: Mapping[str, Any]) -> dict[str, str]:

@@ -7,26 +7,39 @@ Learning rates, counts and loss scales are variables, so changing one needs no n
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.array import CPU, Device, Spec, from_numpy
-from graphwright.autograd import Parameter, Tensor, Variable, autocast_to, changes, no_grad, scoped, training
+from graphwright.autograd import (
+    Parameter,
+    Tensor,
+    Variable,
+    autocast_to,
+    changes,
+    enable_grad,
+    grad,
+    no_grad,
+    scoped,
+    training,
+)
 from graphwright.autograd.clipping import clip_grad_norm_
 from graphwright.errors import UsageError
 from graphwright.ops import call
 from graphwright.ops.casting import low_dtype
 from graphwright.optim.optimizer import Optimizer
+from graphwright.optim.step_terms import Asked, StepTerm, StepView, named_terms
 from graphwright.plan.compile import plan_for, spec_of
 from graphwright.plan.options import CompileOptions
 from graphwright.plan.planning.lowering import wait_for_vm
 from graphwright.plan.running.executable import BoundCall
 from graphwright.program.derived.backward import updatable
-from graphwright.program.derived.step import RetracedStep, TrainingStepGraph, TrainingTask
+from graphwright.program.derived.step import RetracedStep, StepValues, TrainingStepGraph, TrainingTask
 from graphwright.program.errors import FeedError
+from graphwright.program.op_graph import Value
 from graphwright.settings import AtLeastOne, Positive, Settings
 
 if TYPE_CHECKING:
@@ -50,6 +63,7 @@ class StepOptions(Settings):
     deterministic: bool
     device: Device | str
     remat: int | None
+    also: Sequence[StepTerm]
 
 
 class CompiledStep:
@@ -59,6 +73,8 @@ class CompiledStep:
         source: the trained program.
         optimizer: updates the parameters.
         settings: the options.
+        terms: the terms of `also` by name.
+        reports: what the terms reported in the last call, by name.
         inputs: specs by name.
         low: the dtype of autocast, or None.
     """
@@ -70,7 +86,10 @@ class CompiledStep:
         self.low = None if settings.amp is None else low_dtype(settings.amp)
         reads, self._names = _read_by(program, loss)
         self._loss, self.inputs = loss, _specs(program, inputs, self._names)
-        self._task = TrainingTask(self.inputs, reads, self._objective, self._trained, self._update, self.low)
+        self.terms, self.reports = named_terms(settings.also), dict[str, Tensor]()
+        self._asked: list[Asked] = []
+        update, observed = self._update, self._observed
+        self._task = TrainingTask(self.inputs, reads, self._objective, self._trained, update, self.low, observed)
         device = Device.parse(settings.device)
         self._planning = CompileOptions(executor=settings.executor, deterministic=settings.deterministic,
                                         device=device, remat=settings.remat)  # fmt: skip
@@ -84,7 +103,9 @@ class CompiledStep:
 
     def __call__(self, feeds: Mapping[str, Any] | None = None, **named: Any) -> Tensor:
         """Run one batch: a whole step, or with `accumulate=k` one of the k batches of a step. Raises: FeedError."""
-        return Tensor(self.plan(feeds, **named)["loss"])
+        found = self.plan(feeds, **named)
+        self.reports = {name: Tensor(found[name]) for name in found if name != "loss"}
+        return Tensor(found["loss"])
 
     def bind(self) -> BoundCall:
         """Bind the step to fixed buffers for inputs and loss; see `BoundCall`. After an edit, bind again."""
@@ -106,14 +127,16 @@ class CompiledStep:
         return self._plan
 
     def variables(self) -> dict[str, Variable]:
-        """Return the step's own state: the number of accumulated batches."""
-        return {self._count.name: self._count}
+        """Return the step's own state: the number of accumulated batches, and the states of terms."""
+        own = {f"also.{name}.{n}": v for name, term in self.terms.items() for n, v in term.variables().items()}
+        return {self._count.name: self._count, **own}
 
     def options(self) -> dict[str, Any]:
         """Return the options that a saved training and the step that resumes it must share, as JSON values."""
         settings, planning, inputs = self.settings, self._planning, {n: str(s) for n, s in self.inputs.items()}
         facts = {"inputs": inputs, "accumulate": settings.accumulate, "autocast": self.low and self.low.name}
         facts |= {"clip": settings.clip, "executor": planning.chosen, "device": str(planning.device)}
+        facts |= {"lazy": self.optimizer.lazy, "also": [*self.terms]}
         return {**facts, "remat": None if planning.remat is None else str(planning.remat)}
 
     # -- updates ----------------------------------------------------------------------------------------------------
@@ -139,6 +162,10 @@ class CompiledStep:
     def _trained(self) -> Iterable[Parameter]:
         return (p for p in self.optimizer.parameters() if p.requires_grad)
 
+    def _observed(self) -> Iterable[Value]:
+        self._asked = [Asked(name, term, self.source) for name, term in self.terms.items()]
+        return (value for asked in self._asked for value in asked.values())
+
     # -- what is traced ----------------------------------------------------------------------------------------------
     def _objective(self, given: Mapping[str, Tensor]) -> tuple[Tensor, Mapping[str, Tensor]]:
         with autocast_to(self.low):
@@ -149,11 +176,16 @@ class CompiledStep:
         if not isinstance(loss, Tensor) or loss.shape:
             raise UsageError("the loss is not a 0-d tensor", where=self.source.name, got=getattr(loss, "spec", loss),
                              fix="reduce it, as by its mean")  # fmt: skip
-        root = loss if self.settings.accumulate == 1 else loss / float(self.settings.accumulate)
-        return root if self.settings.scaler is None else self.settings.scaler.scale(root), {"loss": loss.detach()}
+        return self._root(loss), {"loss": loss.detach()}
 
-    def _update(self) -> None:
-        """Accumulate, unscale and clip the gradients, then update the parameters, in the order of an eager loop."""
+    def _root(self, loss: Tensor) -> Tensor:
+        """Return the value to differentiate: the loss divided by the number of batches, times the loss scale."""
+        root = loss if self.settings.accumulate == 1 else loss / float(self.settings.accumulate)
+        return root if self.settings.scaler is None else self.settings.scaler.scale(root)
+
+    def _update(self, seen: StepValues) -> Mapping[str, Tensor]:
+        """Add the gradients of terms, accumulate, unscale and clip, then update, in the order of an eager loop."""
+        reports = self._add_terms(seen)
         waiting, scaler = self._accumulated() if self.settings.accumulate > 1 else None, self.settings.scaler
         if self.settings.clip is not None:
             if scaler is not None:
@@ -164,6 +196,30 @@ class CompiledStep:
         else:
             scaler.step(self.optimizer, waiting=waiting)
             scaler.update(waiting=waiting)
+        return reports
+
+    def _add_terms(self, seen: StepValues) -> Mapping[str, Tensor]:
+        """Add the gradients of the terms to those of the loss; return what they report."""
+        reports: dict[str, Tensor] = {}
+        trained = set(self._trained())
+        grads = {p: p.grad for p in trained if p.grad is not None}
+        with enable_grad():
+            factor = self._from_root() if self._asked else None
+            for asked in self._asked:
+                with scoped(asked.name):
+                    loss = asked.loss(StepView(asked, seen, grads, factor, reports), trained)
+                    wanted = [p for p in dict.fromkeys(asked.trains.values()) if p in trained]
+                    if loss is None or not loss.requires_grad:  # a constant, such as the spread of a single expert
+                        continue
+                    for p, g in zip(wanted, grad(self._root(loss), wanted, allow_unused=True), strict=True):
+                        if g is not None:
+                            p.grad = g if p.grad is None else p.grad + g.to(p.grad.dtype)
+        return reports
+
+    def _from_root(self) -> Tensor | float | None:
+        """Return the factor of gradients of the differentiated value that gives those of the loss; None for 1."""
+        scaler, batches = self.settings.scaler, float(self.settings.accumulate)
+        return batches * scaler.inverse() if scaler is not None else None if batches == 1 else batches
 
     def _accumulated(self) -> Tensor:
         """Add the gradients to those of the step's earlier batches; return 0 on the last batch of a step, else 1."""
@@ -183,7 +239,7 @@ class CompiledStep:
 def compile_step(
     program: Program, loss: Loss, optimizer: Optimizer, inputs: Mapping[str, Any], *, accumulate: int = 1,
     amp: object = None, scaler: GradScaler | None = None, clip: float | None = None, executor: str = "auto",
-    deterministic: bool = False, device: Device | str = CPU, remat: int | None = None,
+    deterministic: bool = False, device: Device | str = CPU, remat: int | None = None, also: Sequence[StepTerm] = (),
 ) -> CompiledStep:  # fmt: skip
     """Compile a training step of a program to one plan: forward, backward, clipping and update.
 
@@ -203,10 +259,12 @@ def compile_step(
         clip: maximum norm of all gradients together; None for no limit.
         executor, deterministic, device, remat: see `CompileOptions`; `deterministic=True` gives the bits of the eager
             loop.
+        also: terms that read values of the program and their gradients after the backward, in the same plan; see
+            `StepTerm`. They train the parameters that they name, or measure.
     Raises: UsageError if `accumulate` or `clip` is out of range, or the loss reads no output; FeedError for a missing,
         unknown or mismatched input.
     """
-    options = StepOptions(accumulate, amp, scaler, clip, executor, deterministic, device, remat)
+    options = StepOptions(accumulate, amp, scaler, clip, executor, deterministic, device, remat, tuple(also))
     return CompiledStep(program, loss, optimizer, inputs, options)
 
 

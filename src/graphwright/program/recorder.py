@@ -173,6 +173,10 @@ class TraceRecorder:
         value = self.value_of(tensor)
         return Tensor(Symbol(tensor.spec, value, self))
 
+    def recalled(self, tensor: Tensor) -> Tensor:
+        """Return a detached tensor of the same value; computed again if a checkpoint discards the value."""
+        return Tensor(Symbol(tensor.spec, self.recomputed.read(self.value_of(tensor)), self))
+
     # -- for programs that run inside a trace ------------------------------------------------------------------------
     def depends(self, program: Program) -> None:
         """Add a guard: the trace is valid for this version of a program only."""

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
 from graphwright.array import CPU, NDArray, empty
-from graphwright.autograd import Tensor, active_recorder, as_tensor
+from graphwright.autograd import Parameter, Tensor, active_recorder, as_tensor
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import call, get
@@ -88,9 +88,17 @@ def evaluate(p: Program, feeds: Mapping[str, Any]) -> dict[str, Tensor]:
 
     Returns: the outputs by name. Params are the program's own variables, which receive the gradients.
     """
+    return evaluate_with(p, feeds, ())[0]
+
+
+def evaluate_with(
+    p: Program, feeds: Mapping[str, Any], more: Sequence[Value]
+) -> tuple[dict[str, Tensor], Mapping[Value, Tensor]]:
+    """Run a program as `evaluate` does; also return the values `more`, params as variables."""
     recorder: Any = active_recorder.get()
     checked, dims = check_feeds(p, feeds)
-    values = tensors(p, checked, dims, [*p.outputs(), *p.assigns()], trained=True)
+    values = tensors(p, checked, dims, [*p.outputs(), *more, *p.assigns()], trained=True)
+    others = {v: values[v] for v in more}
     outputs = {name: values[v] for name, v in zip(p.output_names(), p.outputs(), strict=True)}
     if p.assigns():
         pairs = [p.operands(node) for node in p.order() if p.op(node) == ASSIGN]
@@ -99,9 +107,10 @@ def evaluate(p: Program, feeds: Mapping[str, Any]) -> dict[str, Tensor]:
         # outside a trace, results in memory that is about to be written are copied
         now = recorder.resolved if recorder is not None else lambda t: t.clone() if id(t.data.storage) in memory else t
         outputs = {name: now(t) for name, t in outputs.items()}
+        others = {v: t if isinstance(t, Parameter) else now(t) for v, t in others.items()}
         for variable, value in zip(assigned, [now(values[v]) for _, v in pairs], strict=True):
             variable.assign(value)
-    return outputs
+    return outputs, others
 
 
 def tensors(

@@ -187,6 +187,7 @@ SIZED: dict[str, Callable[[int], tuple[list[NDArray], dict[str, Any]]]] = {
     "sgd_step": lambda n: (_state(n, 3), {"momentum": 0.9}),
     "rmsprop_step": lambda n: (_state(n, 3), {}),
     "lion_step": lambda n: (_state(n, 3), {}),
+    "zero_check": lambda n: ([from_numpy(np.zeros((), "f4")), _draw(n), from_numpy(np.zeros(n, "f4"))], {}),
     "ema_step": lambda n: ([from_numpy(np.asarray(0.1)), _draw(n), _draw(n)], {}),
 }
 """Operands whose row, or whose only axis, has n entries."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -74,3 +75,10 @@ def test_source_hash_changes_with_loops_only(copied: Path) -> None:
         (copied / loops).write_text((copied / loops).read_text() + "\n")
         assert machine.source() not in known
         known.add(machine.source())
+
+
+@pytest.mark.parametrize("group", range(len(machine.GROUPS)))
+def test_numba_recompiles_every_group_of_loops_when_a_file_changes(group: int) -> None:
+    """numba's cache key holds the closure of a function: that must have the hash, as it checks one file only."""
+    held = inspect.getclosurevars(machine._compiled(group)._pyfunc).nonlocals
+    assert held["source"] == machine.source()

@@ -56,6 +56,41 @@ def test_twenty_steps_match_aten(form: str, in_place: bool) -> None:
         np.testing.assert_allclose(mine.to_numpy(), other.to_numpy(), rtol=5e-6, atol=ROUNDED.get(form, 1e-6))
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_flag_for_each_parameter_skips_that_one_alone(form: str) -> None:
+    name, given = FORMS[form]
+    attrs, rng = OPS[name].complete(given), np.random.default_rng(0)
+    shapes = MATRICES if name == "muon_step" else SHAPES
+    n, flags = len(shapes), from_numpy(np.asarray([0, 1, 0, 1], "f4"))
+    moments = _moments(name, attrs)
+    state = [*(rng.uniform(0.1, 1, size=s) for s in shapes * (1 + moments)), *[2.0] * n]
+    state = [from_numpy(np.asarray(a, "f4")) for a in state]
+    operands = [from_numpy(np.asarray(0.01)), flags, *(a.copy() for a in state[:n]), *state]
+    ours, theirs = vm(name, operands, attrs), compute(OPS[name], operands, attrs)
+    assert ours is not None
+    for k, (old, mine, other) in enumerate(zip(state, ours, theirs, strict=True)):
+        np.testing.assert_allclose(mine.to_numpy(), other.to_numpy(), rtol=5e-6, atol=ROUNDED.get(form, 1e-6))
+        if k % n in (1, 3):
+            assert mine.tobytes() == old.tobytes() == other.tobytes()
+        elif k < n:
+            assert mine.tobytes() != old.tobytes() != other.tobytes()
+
+
+@pytest.mark.parametrize("at", [None, 0, 15, 16, 39])
+@pytest.mark.parametrize("value", [1e-45, np.nan, -np.inf])
+def test_one_entry_that_is_not_zero_is_found(at: int | None, value: float) -> None:
+    grads = [np.zeros(n, "f4") for n in (40, 3, 0)]
+    grads[1][:] = -0.0
+    if at is not None:
+        grads[0][at] = value
+    for found in (0.0, 1.0):
+        ins = [from_numpy(np.asarray(a, "f4")) for a in (found, *grads)]
+        wanted = [max(found, float(at is None)), 1.0, 1.0]
+        for flags in (vm("zero_check", ins, {}), compute(OPS["zero_check"], ins, {})):
+            assert flags is not None
+            assert flags[0].to_numpy().tolist() == wanted
+
+
 def _moments(name: str, attrs: dict[str, Any]) -> int:
     """How many columns of moments a step has, by the shapes it takes."""
     return {"adam_step": 2, "adamw_step": 2, "rmsprop_step": 1, "sgd_step": 0}.get(name, 1) + sum(

@@ -2,7 +2,7 @@
 
 Adam, AdamW and SGD call the fused kernel of ATen; RMSprop, Lion and Muon are the formulas of
 `array.formulas.optimizers`, as ATen calls in scratch; the others have no form in the VM and are written as such calls.
-A step changes nothing if its operand `found_inf` is true.
+A step changes no parameter whose entry of the operand `found_inf`, or that itself if it is one number, is true.
 """
 
 from __future__ import annotations
@@ -42,19 +42,41 @@ def _copy_states(outs: Tensors, ins: Tensors) -> list[Call]:
     return copy_to_outputs(outs, ins[len(ins) - len(outs) :])
 
 
-def _unless(found: torch.Tensor, *calls: Call) -> Call:
-    """Return a call that runs `calls` unless the flag `found` is true when it is called."""
+def _active(found: torch.Tensor, count: int) -> Sequence[int]:
+    """Return which of `count` parameters are updated: those without a flag."""
+    flags = found.tolist()
+    if isinstance(flags, list):
+        return [i for i, flag in enumerate(flags) if not flag]
+    return range(0 if flags else count)
+
+
+def _unless(found: torch.Tensor, members: Sequence[Sequence[Call]]) -> Call:
+    """Return a call that runs the calls of each parameter that is updated."""
 
     def run() -> None:
-        if not found.item():
-            for call in calls:
+        for i in _active(found, len(members)):
+            for call in members[i]:
                 call()
 
     return run
 
 
-def _counted(steps: Sequence[torch.Tensor]) -> list[Call]:
-    return [partial(s.add_, number(1, s)) for s in steps]
+def _together(found: torch.Tensor, step: Callable[..., None], *columns: list[torch.Tensor]) -> Call:
+    """Return a call of `step` with the entries of each column, which may be empty, of the parameters to update."""
+
+    def run() -> None:
+        chosen = _active(found, len(columns[0]))
+        if len(chosen) == len(columns[0]):
+            step(*columns)
+        elif chosen:
+            step(*([column[i] for i in chosen] if column else column for column in columns))
+
+    return run
+
+
+def _count(steps: Sequence[torch.Tensor]) -> None:
+    for s in steps:
+        s.add_(number(1, s))
 
 
 def _each(
@@ -80,7 +102,8 @@ def _each(
 
     members = zip(params, ins[2 : 2 + len(params)], *moments, strict=True)
     calls = [partial(update, *(Term(scratch(1, t.shape), t) for t in member)) for member in members]
-    return [*_copy_states(outs, ins), _unless(ins[1], *calls, *_counted(steps))]
+    pairs = [(call, partial(_count, [s])) for call, s in zip(calls, steps, strict=True)]
+    return [*_copy_states(outs, ins), _unless(ins[1], pairs)]
 
 
 def _adam(fused: Callable[..., Any]) -> Callable[[Tensors, Tensors, Attrs, Tensors], list[Call]]:
@@ -90,8 +113,13 @@ def _adam(fused: Callable[..., Any]) -> Callable[[Tensors, Tensors, Attrs, Tenso
         params, m, v, *largest, steps = _columns(outs, 5 if attrs["amsgrad"] else 4)
         grads = list(ins[2 : 2 + len(params)])
         numbers = {name: attrs[name] for name in ("beta1", "beta2", "eps", "weight_decay", "amsgrad", "maximize")}
-        step = partial(fused, params, grads, m, v, largest[0] if largest else [], steps, lr=ins[0], **numbers)
-        return [*_copy_states(outs, ins), _unless(ins[1], *_counted(steps), step)]
+
+        def step(*columns: list[torch.Tensor]) -> None:
+            _count(columns[-1])
+            fused(*columns, lr=ins[0], **numbers)
+
+        columns = (params, grads, m, v, largest[0] if largest else [], steps)
+        return [*_copy_states(outs, ins), _together(ins[1], step, *columns)]
 
     return bind
 
@@ -108,14 +136,15 @@ def sgd_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
     numbers = {name: attrs[name] for name in ("weight_decay", "momentum", "dampening", "nesterov", "maximize")}
     fused = partial(torch._fused_sgd_, lr=ins[0], **numbers)  # pyright: ignore[reportPrivateImportUsage]
 
-    def step() -> None:
+    def step(*columns: list[torch.Tensor]) -> None:
+        *held, steps = columns
         new = [not s.item() for s in steps]
         for first in {*new}:
             chosen = [i for i, n in enumerate(new) if n is first]
-            held = [[column[i] for i in chosen] for column in (params, grads, *momentum)]
-            fused(*held, *([] if momentum else [[]]), is_first_step=first)
+            fused(*([column[i] for i in chosen] if column else column for column in held), is_first_step=first)
+        _count(steps)
 
-    return [*_copy_states(outs, ins), _unless(ins[1], step, *_counted(steps))]
+    return [*_copy_states(outs, ins), _together(ins[1], step, params, grads, momentum[0] if momentum else [], steps)]
 
 
 def _largest(outs: Sequence[Spec]) -> Spec:
@@ -228,11 +257,11 @@ def _rule(
                 rule(attrs, lr, steps.item(), free, p, grad, *held)
 
             params, *columns, steps = _columns(outs, moments + 2)
-            calls = _counted(steps)
+            members = []
             for s, p, *rest in zip(steps, params, ins[2 : 2 + len(params)], *columns, strict=True):
                 signed, *free = (w.view(-1)[: p.numel()].view(p.shape) for w in work)
-                calls.append(partial(update, signed, s, free, p, *rest))
-            return [*_copy_states(outs, ins), _unless(ins[1], *calls)]
+                members.append((partial(_count, [s]), partial(update, signed, s, free, p, *rest)))
+            return [*_copy_states(outs, ins), _unless(ins[1], members)]
 
     return enter
 
@@ -330,3 +359,16 @@ def ema_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
 def unscale_check(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     check = torch._amp_foreach_non_finite_check_and_unscale_  # pyright: ignore[reportPrivateImportUsage]
     return [*_copy_states(outs, ins), partial(check, list(outs[1:]), outs[0], ins[0])]
+
+
+@kernel("zero_check", work=lambda outs, ins, attrs: [Spec((), ins[1].dtype)], needs=Needs(answers=True))
+def zero_check(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    (flags,), (found, *grads), norm = outs, ins, partial(torch.linalg.vector_norm, ord=0, out=work[0])
+    parts = [(flag, g[:1] if g.ndim else g, g) for flag, g in zip(flags.unbind(), grads, strict=True)]
+
+    def check() -> None:
+        for flag, first, grad in parts:  # most often the first row has an entry that is not zero
+            flag.fill_(float(not norm(first).item() and not norm(grad).item()))
+        torch.maximum(flags, found, out=flags)
+
+    return check

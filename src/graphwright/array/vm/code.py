@@ -39,7 +39,8 @@ Code = IntEnum("Code", [
     "ADD_I64", "PUT_I64", "WIDEN", "NARROW", "SCALARS", "WHERE", "FILL",
     # rows
     "SUM_ROWS", "SUM_COLUMNS", "AMAX_ROWS", "SOFTMAX", "RMS_NORM", "LAYER_NORM", "CROSS_ENTROPY",
-    "CROSS_ENTROPY_BACKWARD", "PRODUCT", "ADAM", "ADAMW", "SGD", "RMSPROP", "LION", "MUON", "AVERAGE", "NOISE",
+    "CROSS_ENTROPY_BACKWARD", "PRODUCT", "ADAM", "ADAMW", "SGD", "RMSPROP", "LION", "MUON", "AVERAGE",
+    "ZERO_CHECK", "NOISE",
     "COPY_AXES", "GATHER_ROWS", "ADD_ROWS", "ROPE", "ROPE_TABLE", "ATTEND", "ATTEND_BACKWARD",
     # products with stored weights, KV caches, sampling
     "ROWS_F32", "ROWS_BF16", "ROWS_I8", "PANELS_BF16", "PANELS_I8", "ATTEND_CACHED", "KV_APPEND", "KV_SCATTER",
@@ -51,7 +52,9 @@ Code = IntEnum("Code", [
 
 UNARY = tuple(Code)[: Code.ADD]
 """Opcodes of one operand."""
-UPDATES = frozenset({Code.ADAM, Code.ADAMW, Code.SGD, Code.RMSPROP, Code.LION, Code.MUON, Code.AVERAGE})
+UPDATES = frozenset(
+    {Code.ADAM, Code.ADAMW, Code.SGD, Code.RMSPROP, Code.LION, Code.MUON, Code.AVERAGE, Code.ZERO_CHECK}
+)
 """Optimizer steps: an instruction whose word 1 counts parameters, followed by half a row for each of them."""
 
 UNIFORM, BERNOULLI, DROPOUT = range(3)

@@ -76,10 +76,11 @@ def _group(loop: Any) -> int:
 
 
 def _loops(group: int, source: int) -> Any:
-    """Return the function that runs the loops of a group."""
+    """Return the function that runs the loops of a group; for `source` see `_dispatcher`."""
 
     def loops(op: Any, row: Any, turn: Any, scratch: Any) -> Any:
-        return _run(group, 0, op, row, turn, scratch)  # pyright: ignore[reportCallIssue]
+        done = _run(group, 0, op, row, turn, scratch)  # pyright: ignore[reportCallIssue]
+        return done if source else 0
 
     loops.__qualname__ = GROUPS[group]  # numba has an index file per name, which only one process may write at a time
     return cfunc("int64(int64, int64, int64, int64)", cache=True, error_model="numpy")(loops)

@@ -1,8 +1,9 @@
 """Steps of optimizers as instructions; the formulas are those of `array.formulas.optimizers`.
 
-Words of an instruction: 1 number of parameters, 2 address of lr (float64), 3 address of a float32 flag that, if not 0,
-skips the step, 4 to 8 hyperparameters, 9 flags as bits. Then half a row (8 words) for each parameter: its number of
-elements, and the addresses of the parameter, gradient, step count and moments. Everything is updated in place.
+Words of an instruction: 1 number of parameters, 2 address of lr (float64), 3 address of float32 flags that, if not 0,
+skip a parameter, 4 to 8 hyperparameters, 9 options as bits, 10 bytes from a parameter's flag to the next: 0 or 4. Then
+half a row (8 words) for each parameter: its number of elements, and the addresses of the parameter, gradient, step
+count and moments. Everything is updated in place.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ def _powers(x: Any, y: Any, n: Any) -> Any:
 
 
 @native
-def _skipped(row: Any) -> Any:
-    """Return whether the instruction's flag tells to skip the step, because a gradient holds an infinity or NaN."""
-    return vec.load_f32(cell(row, 3)) != 0.0
+def _skipped(row: Any, k: Any) -> Any:
+    """Return whether the flag of parameter k says that it is not updated."""
+    return vec.load_f32(cell(row, 3) + k * cell(row, 10)) != 0.0
 
 
 @native
@@ -74,14 +75,14 @@ def adam(row: Any) -> Any:
     Source: Kingma and Ba 2015, algorithm 1; Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization",
     algorithm 2; Reddi, Kale and Kumar 2018, algorithm 2.
     """
-    if _skipped(row):
-        return _lines(row)
     decoupled = cell(row, 0) == Code.ADAMW
     lr, beta1, beta2, decay = vec.load_f64(cell(row, 2)), number(row, 4), number(row, 5), number(row, 7)
     b1, b2, c1, c2, eps = F(beta1), F(beta2), F(1.0 - beta1), F(1.0 - beta2), F(number(row, 6))
     keep, blend, way = F(1.0 - lr * decay) if decoupled else F(1.0), 0.0 if decoupled else decay, _sign(row)
     plain, known, rate, scale = cell(row, 9) == 0 and blend == 0.0, -1.0, F(0.0), F(0.0)
     for k in range(cell(row, 1)):
+        if _skipped(row, k):
+            continue
         one = row + BYTES + k * (BYTES // 2)
         count, p, g, m, v, top = cell(one, 0), cell(one, 1), cell(one, 2), cell(one, 4), cell(one, 5), cell(one, 6)
         steps = _counted(one)
@@ -129,11 +130,11 @@ def sgd(row: Any) -> Any:
     Hyperparameters: momentum, dampening, weight decay. Moment: buffer b (address 0: unused), first set to the gradient.
     Source: Sutskever et al. 2013, section 2, as PyTorch implements it.
     """
-    if _skipped(row):
-        return _lines(row)
     lr, mu, fresh, decay = vec.load_f64(cell(row, 2)), number(row, 4), 1.0 - number(row, 5), number(row, 6)
     way, nesterov = _sign(row), cell(row, 9) & NESTEROV
     for k in range(cell(row, 1)):
+        if _skipped(row, k):
+            continue
         one = row + BYTES + k * (BYTES // 2)
         count, p, g, b, new = cell(one, 0), cell(one, 1), cell(one, 2), cell(one, 4), _counted(one) == 1.0
         for i in range(0, count, 16):
@@ -155,11 +156,11 @@ def rmsprop(row: Any) -> Any:
     Hyperparameters: α, eps, weight decay, momentum. Moments: v, buffer b, mean of gradients (address 0: unused).
     Source: Graves 2013, "Generating Sequences With Recurrent Neural Networks", equations 38 to 45.
     """
-    if _skipped(row):
-        return _lines(row)
     lr, way = vec.load_f64(cell(row, 2)), _sign(row)
     alpha, eps, decay, mu = number(row, 4), number(row, 5), number(row, 6), number(row, 7)
     for k in range(cell(row, 1)):
+        if _skipped(row, k):
+            continue
         one = row + BYTES + k * (BYTES // 2)
         count, p, g, v, b, a = cell(one, 0), cell(one, 1), cell(one, 2), cell(one, 4), cell(one, 5), cell(one, 6)
         _counted(one)
@@ -188,11 +189,11 @@ def lion(row: Any) -> Any:
     Hyperparameters: β₁, β₂, weight decay. Moment: m.
     Source: Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2.
     """
-    if _skipped(row):
-        return _lines(row)
     lr, early, late = vec.load_f64(cell(row, 2)), 1.0 - number(row, 4), 1.0 - number(row, 5)
     way, keep = _sign(row), 1.0 - lr * number(row, 6)
     for k in range(cell(row, 1)):
+        if _skipped(row, k):
+            continue
         one = row + BYTES + k * (BYTES // 2)
         count, p, g, m = cell(one, 0), cell(one, 1), cell(one, 2), cell(one, 4)
         _counted(one)
@@ -228,6 +229,23 @@ def _multiplied(target: Any, source: Any, count: Any, factor: Any) -> None:
         vec.store_f32(target + 4 * i, vec.load_f32(source + 4 * i) * factor)
 
 
+@loop(Code.ZERO_CHECK)
+def zero_check(row: Any) -> Any:
+    """The flag of each gradient: the larger of found_inf and whether the gradient is zero everywhere.
+
+    Instruction words: 1 number of gradients, 2 address of the flags (float32), 3 address of found_inf; then half a row
+    per gradient: its size and address.
+    """
+    out, found = cell(row, 2), vec.load_f32(cell(row, 3))
+    for k in range(cell(row, 1)):
+        one = row + BYTES + k * (BYTES // 2)
+        count, g, i = cell(one, 0), cell(one, 1), 0
+        while i < count and vec.largest(vec.absolute(vec.load_first(g + 4 * i, vec.first(count - i)))) == 0.0:
+            i += 16
+        vec.store_f32(out + 4 * k, max(found, F(1.0) if i >= count else F(0.0)))
+    return _lines(row)
+
+
 @loop(Code.MUON)
 def muon(row: Any, scratch: Any) -> Any:
     """Update parameters by Muon.
@@ -236,12 +254,12 @@ def muon(row: Any, scratch: Any) -> Any:
     Each matrix must fit the scratch; one with more rows than columns is orthogonalised as its transpose.
     Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
     """
-    if _skipped(row):
-        return _lines(row)
     lr, turns = vec.load_f64(cell(row, 2)), np.int64(number(row, 7))
     eps, fresh = F(number(row, 5)), F(1.0 - number(row, 4))
     keep, way, ahead, mu = F(1.0 - lr * number(row, 6)), _sign(row), cell(row, 9) & NESTEROV, F(number(row, 4))
     for k in range(cell(row, 1)):
+        if _skipped(row, k):
+            continue
         one = row + BYTES + k * (BYTES // 2)
         p, g, m, height, width = cell(one, 1), cell(one, 2), cell(one, 4), cell(one, 5), cell(one, 6)
         _counted(one)

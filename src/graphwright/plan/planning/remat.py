@@ -3,7 +3,7 @@
 At the instruction with the most live bytes, values that are needed only later are candidates. One at a time, the value
 that frees the most bytes per operation is recomputed, until the arena fits. The planned program is a derived one, in
 which the recomputing nodes read their operands through `recall` ops, so that no rewrite merges them with the originals.
-Results keep their bits.
+Results keep their bits. Decisions are kept, see `Decisions`.
 Source for the rule: Kirisame et al. 2021, "Dynamic Tensor Rematerialization", section 4.
 """
 
@@ -17,7 +17,7 @@ from graphwright.errors import ComputeError, Facts
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import get
 from graphwright.plan.table import TEMP, TILE, UNUSED
-from graphwright.program.derived.recompute import BARRIER
+from graphwright.program.derived.recompute import BARRIER, Decisions
 from graphwright.program.derived.rewrite import copy_node, rewrite
 from graphwright.program.kinds import KINDS
 from graphwright.program.op_graph import Value
@@ -130,6 +130,7 @@ class _ValueUses:
                 self.made[s] = i
             for base in {self.slots[s].base for s in instr.ins}:
                 self.readers.setdefault(base, []).append(i)
+        self.decisions = Decisions(plan.program)
         returned = (*plan.outputs.values(), *plan.watched.values())
         written = (new for _, new in plan.buffer_layout.builder.writes().values())
         self.outlives = {self.slots[s].base for s in (*returned, *written)}
@@ -184,13 +185,14 @@ def _candidate(uses: _ValueUses, node: NodeId, base: int, after: Sequence[int]) 
     while stack:
         record = uses.records[stack.pop()]
         kinds = {record.op, p.op(record.node)}
-        if kinds & KINDS or get(record.op).traits.update or len(clones) > _CHAIN:
+        kept = record.node in uses.decisions or get(record.op).traits.update
+        if kinds & KINDS or kept or len(clones) > _CHAIN:
             return None
         ins = [uses.slots[uses.records[v.node].results[v.port]].spec for v in record.sources]
         flops += get(p.op(record.node)).cost(ins, record.specs, p.attrs(record.node)).flops
         for operand in record.sources:
-            source = uses.base(operand)
-            if operand.node not in clones and (source == base or not uses.live(source, at)):
+            source, decides = uses.base(operand), operand.node in uses.decisions
+            if operand.node not in clones and (source == base or not (decides or uses.live(source, at))):
                 clones.add(operand.node)
                 stack.append(operand.node)
     freed = uses.buffers[uses.slots[base].buffer].nbytes

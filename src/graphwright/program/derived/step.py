@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphwright.array import DType, Spec
-from graphwright.autograd import Parameter, Symbol, Tensor, Variable, autocast_to, enable_grad, scope, training
+from graphwright.autograd import (
+    Parameter,
+    Symbol,
+    Tensor,
+    Variable,
+    active_recorder,
+    autocast_to,
+    enable_grad,
+    scope,
+    training,
+)
 from graphwright.graph import NodeId
 from graphwright.ops import Op
 from graphwright.program.builder import record
@@ -21,7 +31,7 @@ from graphwright.program.derived.mirror import MirrorRecorder, recording
 from graphwright.program.kinds import INPUT, PARAM, STATE
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_op, set_outputs
-from graphwright.program.run import evaluate
+from graphwright.program.run import evaluate_with
 from graphwright.program.validate import refuse_broken
 from graphwright.program.weights import add_weight
 
@@ -136,6 +146,22 @@ Objective = Callable[[Mapping[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]
 """(outputs and inputs by name) -> the value to differentiate, and the results of the step by name."""
 
 
+class StepValues(NamedTuple):
+    """What the update of a training step may read besides the gradients of parameters.
+
+    Attributes:
+        named: the inputs, and the outputs that the objective reads.
+        results: those of the objective.
+        values: those that the task observes.
+        gradients: of the differentiated value with respect to observed values; those that it depends on.
+    """
+
+    named: Mapping[str, Tensor]
+    results: Mapping[str, Tensor]
+    values: Mapping[Value, Tensor]
+    gradients: Mapping[Value, Tensor]
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingTask:
     """The inputs, objective and parameter update of a training step of a program."""
@@ -144,8 +170,10 @@ class TrainingTask:
     reads: Sequence[str]  # outputs of the program that the objective reads
     objective: Objective  # see `Objective`; runs with gradients enabled
     trained: Callable[[], Iterable[Parameter]]  # returns the parameters trained now
-    update: Callable[[], None]  # assigns new values to variables from the `.grad` of the parameters
+    # assigns new values to variables from the `.grad` of the parameters; returns further results of the step by name
+    update: Callable[[StepValues], Mapping[str, Tensor]]
     low: DType | None = None  # the 16-bit float of autocast, if it is on
+    observed: Callable[[], Iterable[Value]] = tuple  # returns the values of the program that the update reads now
 
 
 class TrainingStepGraph:
@@ -194,15 +222,20 @@ class TrainingStepGraph:
         refuse_broken(source)
         reads = [source.output(name).node for name in self.task.reads]
         reads += [value.node for _, value in writes(source)]
-        trained = list(self.task.trained())
+        observed, trained = list(dict.fromkeys(self.task.observed())), list(self.task.trained())
+        reads += [value.node for value in observed]
         params = {id(source.weights[source.key(n)]): n for n in source.params()}
-        toggled = self._backward.set_wanted(Value(params[id(v)]) for v in trained if id(v) in params)
+        wanted = {Value(params[id(v)]): v for v in trained if id(v) in params}
+        toggled = self._backward.set_wanted([*wanted, *(v for v in observed if source.spec(v).dtype.is_float)])
         with self.mirror.updating() as changed:
             visited = self.mirror.update(changed | toggled, reads, self._read_nodes)
             self._read_nodes = reads
-            self._update_backward(visited, trained)
+            self._update_backward(visited, trained, wanted, observed)
 
-    def _update_backward(self, visited: set[NodeId], trained: Sequence[Parameter]) -> None:
+    def _update_backward(
+        self, visited: set[NodeId], trained: Sequence[Parameter], wanted: Mapping[Value, Parameter],
+        observed: Sequence[Value],
+    ) -> None:  # fmt: skip
         """Update the backward nodes; trace objective and parameter update again if what they depend on changed."""
         source, mirror = self.source, self.mirror
         nodes = [n for kind in (PARAM, STATE) for n in source.of_kind(kind) if mirror.has_twin(n)]
@@ -216,11 +249,13 @@ class TrainingStepGraph:
         self._objective_key = key
         self._backward.update(visited)
         totals = {value: self._backward.gradient(value) for value in self._backward.wanted}
-        grads: list[Any] = [(source.weights[source.key(v.node)], g) for v, g in totals.items() if g is not None]
+        grads: list[Any] = [(v, totals[value]) for value, v in wanted.items() if totals[value] is not None]
         grads += self._objective_grads.items()
         key = [(id(v), v.lineage, v.spec, self._stored.get(id(v)), g) for v, g in grads]
+        key += [(v, mirror.twin(v), mirror.spec(mirror.twin(v)), totals.get(v)) for v in observed]
         if recorder is not None or key != self._update_key:
-            self._trace_update(recorder or self._trace_objective(trained), grads)
+            seen = {v: totals.get(v) for v in observed}
+            self._trace_update(recorder or self._trace_objective(trained), trained, grads, seen)
         self._update_key = key
 
     def _trace_objective(self, trained: Sequence[Parameter]) -> ReusingRecorder:
@@ -260,16 +295,30 @@ class TrainingStepGraph:
         self._seeds = seeds
         return recorder
 
-    def _trace_update(self, recorder: ReusingRecorder, grads: Sequence[tuple[Parameter, Value]]) -> None:
-        """Trace the parameter update, set the outputs and writes of the program, and discard unused nodes."""
-        p, discard = self.program, self.mirror.discard
+    def _trace_update(
+        self, recorder: ReusingRecorder, trained: Iterable[Parameter], grads: Sequence[tuple[Parameter, Value]],
+        observed: Mapping[Value, Value | None],
+    ) -> None:  # fmt: skip
+        """Trace the parameter update, set the outputs and writes of the program, and discard unused nodes.
+
+        `observed` maps the observed values to their gradients.
+        """
+        p, discard, twin, tensor = self.program, self.mirror.discard, self.mirror.twin, recorder.tensor
+        named = {name: twin(self.source.output(name)) for name in self.task.reads}
+        named |= {name: Value(p.node(name)) for name in self.task.inputs}
+        seen = StepValues(
+            {name: tensor(value) for name, value in named.items()},
+            {name: tensor(value) for name, value in recorder.results.items()},
+            {v: tensor(twin(v)) for v in observed},
+            {v: tensor(g) for v, g in observed.items() if g is not None},
+        )
         with recording(recorder):
             try:
                 for variable, value in grads:
-                    variable.grad = recorder.tensor(value)
-                self.task.update()
+                    variable.grad = tensor(value)
+                recorder.results |= {name: recorder.value_of(t) for name, t in self.task.update(seen).items()}
             finally:
-                for variable, _ in grads:
+                for variable in trained:
                     variable.grad = None
         if dict(zip(p.output_names(), p.outputs(), strict=True)) != recorder.results:
             set_outputs(p, recorder.results)
@@ -291,7 +340,7 @@ class TrainingStepGraph:
         return [self._seeds[value]] if value in self._seeds else ()
 
     def _sum_dtype(self, value: Value) -> DType | None:
-        if value not in self._backward.wanted:
+        if value not in self._backward.wanted or self.source.op(value.node) != PARAM:
             return None
         return self.source.weights[self.source.key(value.node)].grad_dtype
 
@@ -305,10 +354,21 @@ class RetracedStep:
             for v in task.trained():
                 v.grad = None
             with autocast_to(task.low):
-                outputs = evaluate(source, {name: given.pop(name) for name in source.input_names()})
-            root, results = task.objective({**given, **{name: outputs[name] for name in task.reads}})
+                fed = {name: given.pop(name) for name in source.input_names()}
+                outputs, observed = evaluate_with(source, fed, [*task.observed()])
+            leaves = {v: t for v, t in observed.items() if t.requires_grad}
+            for t in leaves.values():
+                t.retain_grad()
+            given |= {name: outputs[name] for name in task.reads}
+            root, results = task.objective(given)
             root.backward()
-            task.update()
+            recorder: Any = active_recorder.get()
+            named = {name: t.detach() for name, t in {**fed, **given}.items()}
+            values = {v: recorder.recalled(t) for v, t in observed.items()}
+            grads = {v: t.grad for v, t in leaves.items() if t.grad is not None}
+            results = {**results, **task.update(StepValues(named, results, values, grads))}
+            for v in task.trained():
+                v.grad = None
             return results
 
         self.source, self.version = source, source.version

@@ -30,7 +30,7 @@ def _step(
         cells = [vm.bits(float(attrs[name])) for name in numbers]
         cells += [0] * (5 - len(cells)) + [sum(1 << i for i, name in enumerate(flags) if attrs[name])]
         rows = [r for out, before in zip(outs, members[n:], strict=True) for r in vm.copied(out, before)]
-        rows.append(vm.row_of(code, n, lr.address, found.address, *cells))
+        rows.append(vm.row_of(code, n, lr.address, found.address, *cells, 4 * len(found.shape)))
         table: list[int] = []
         for k in range(n):
             param, *held, steps = outs[k::n]
@@ -84,3 +84,12 @@ def EMA(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
         for cell in (out.size, out.address, source.address, 0, 0, 0, 0, 0)
     ]
     return [*rows, vm.row_of(Code.AVERAGE, len(outs), tau.address), *vm.table_of(table)]
+
+
+@vm.form()
+def ZERO_CHECK(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
+    found, *grads = ins
+    if not vm.all_f32(*grads) or not all(g.packed for g in grads):
+        return None
+    table = [cell for g in grads for cell in (g.size, g.address, 0, 0, 0, 0, 0, 0)]
+    return [vm.row_of(Code.ZERO_CHECK, len(grads), outs[0].address, found.address), *vm.table_of(table)]
