@@ -11,14 +11,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from graphwright.array.formulas.experts import FIRST
 from graphwright.autograd import Parameter, Tensor
 from graphwright.autograd.functions import wide
 from graphwright.errors import UsageError
+from graphwright.experts.routers import RouterNodes
+from graphwright.graph import NodeId
 from graphwright.nn.module import Module
 from graphwright.nn.moe import MoE
 from graphwright.nn.router import Routing, ThresholdRouter, margins, unit_rows
 from graphwright.ops import call
 from graphwright.ops.call import as_dtype
+from graphwright.optim import StepView
+from graphwright.program import Value
+from graphwright.program.axes.solve_axes import origin
 
 
 @dataclass
@@ -50,6 +56,22 @@ class RoutedLayer:
     gradient: Tensor | None = None
     weights: Sequence[Parameter] = ()
     options: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of_step(cls, view: StepView, router: RouterNodes, index: int) -> RoutedLayer:
+        """Return the layer of a router in a compiled step that provides the nodes `read_by`."""
+        p = view.program
+        prototypes, thresholds = ([view.parameter(k) for k in keys] for keys in (router.prototypes, router.thresholds))
+        made = cls(router.path, index, view.value(router.value("directions")), view.value(router.value("mask")),
+                   view.value(p.operands(router.value("margin").node)[0]), prototypes, thresholds,
+                   view.parameter(router.eta))  # fmt: skip
+        mixture = mlps_of(router)
+        if mixture is not None:
+            x, *operands = p.operands(mixture)
+            made.tokens, made.result, made.gradient = view.value(x), view.value(mixture), view.gradient(mixture)
+            found = [p.weights[p.key(w)] for v in operands[FIRST - 1 :] if (w := origin(p, v)) is not None]
+            made.weights, made.options = [w for w in found if isinstance(w, Parameter)], dict(p.attrs(mixture))
+        return made
 
     @property
     def unit_prototypes(self) -> Tensor:
@@ -91,6 +113,22 @@ class RoutedLayer:
         found = call("expert_probe", self.tokens, g, *runs, *matrices, **self.options)
         surprise, gain = (t.reshape(*pairs.shape) for t in found)
         return surprise, gain
+
+
+def mlps_of(router: RouterNodes) -> NodeId | None:
+    """Return the node that runs the experts of a router if they are MLPs, whose weights are stored; None for heads."""
+    p, mixture = router.program, router.mixture
+    stored = all(origin(p, v) is not None for v in p.operands(mixture)[FIRST:])
+    return mixture if "kind" in p.attrs(mixture) and stored else None
+
+
+def read_by(router: RouterNodes) -> Iterator[Value | NodeId]:
+    """Iterate over the nodes whose values and gradients `RoutedLayer.of_step` reads."""
+    p = router.program
+    yield from (router.value(name) for name in ("directions", "mask"))
+    yield p.operands(router.value("margin").node)[0]
+    if (mixture := mlps_of(router)) is not None:
+        yield from (mixture, p.operands(mixture)[0])
 
 
 @contextmanager

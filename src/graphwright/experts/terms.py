@@ -7,7 +7,7 @@ collected. Gradients reach prototypes, thresholds and slopes of routers alone. F
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from math import inf
@@ -17,9 +17,14 @@ import numpy as np
 from graphwright.array import bool_
 from graphwright.autograd import Parameter, Tensor, Variable, as_tensor
 from graphwright.errors import UsageError
-from graphwright.experts.routed import RoutedLayer
+from graphwright.experts.routed import RoutedLayer, read_by
+from graphwright.experts.routers import RouterNodes, threshold_routers
+from graphwright.nn.router import Uncalibrated
 from graphwright.ops import call
+from graphwright.optim import StepTerm, StepView
 from graphwright.optim.optimizer import Optimizer
+from graphwright.program import Program
+from graphwright.program.op_graph import Ref
 from graphwright.settings import Count, NotNegative, Positive, Seed, Settings
 
 
@@ -28,8 +33,10 @@ class InertExpert(UserWarning):
 
 
 @dataclass(frozen=True)
-class RouterTerm(Settings):
+class RouterTerm(Settings, StepTerm):
     """Base of terms that train routers.
+
+    In a compiled step the figures are results of the step, `step.reports["<name of the term>.<name of the figure>"]`.
 
     Attributes:
         layers: pattern of the paths of routers, such as `layers.3.*`; all by default.
@@ -47,6 +54,34 @@ class RouterTerm(Settings):
         for layer in chosen:
             total = total + self.of(layer)
         return total
+
+    def nodes(self, program: Program) -> Iterator[Ref]:
+        """Iterate over what the term reads of each router: tokens, choice, and the result of MLPs."""
+        return (ref for router in self._routers(program) for ref in read_by(router))
+
+    def trains(self, program: Program) -> list[str]:
+        """Return the keys of prototypes, thresholds and slopes. Warns: Uncalibrated where all thresholds are equal."""
+        keys = []
+        for router in self._routers(program):
+            thresholds = router.thresholds
+            values = {float(program.weights.array(key).to_numpy("float64")) for key in thresholds}
+            if len(values) == 1 < len(thresholds):
+                text = "all thresholds are equal: set them by experts.calibrate(program, batch)"
+                warnings.warn(f"{router.path or 'router'}: {text}", Uncalibrated, stacklevel=3)
+            keys += [*router.prototypes, *thresholds, router.eta]
+        return keys
+
+    def __call__(self, view: StepView) -> Tensor | None:
+        """Return the sum of the term over the routers of the program; report the figures."""
+        routers = self._routers(view.program)
+        loss = self.loss([RoutedLayer.of_step(view, router, index) for index, router in enumerate(routers)])
+        for name, value in self.figures.items():
+            view.report(f"{self.name or type(self).__name__}.{name}", value)
+        self.figures.clear()
+        return loss
+
+    def _routers(self, program: Program) -> list[RouterNodes]:
+        return [r for r in threshold_routers(program) if fnmatchcase(r.path, self.layers)]
 
     def of(self, layer: RoutedLayer) -> Tensor:
         """Return the loss of one layer, 0-d."""
@@ -160,6 +195,14 @@ class surprise(_Probing):
     """
 
     r: Count = field(default=0, kw_only=True)
+
+    def trains(self, program: Program) -> list[str]:
+        """Return nothing: it measures."""
+        return []
+
+    def __call__(self, view: StepView) -> None:
+        """Report the figures."""
+        super().__call__(view)
 
     def of(self, layer: RoutedLayer) -> Tensor:
         pairs = call("logical_or", layer.mask, self.ghosts(layer))
