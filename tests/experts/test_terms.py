@@ -195,7 +195,7 @@ def test_surprise_is_no_function_of_the_weight():
     w = m.route(gw.tensor(x)).weights.numpy()
     both = mask & (mask.sum(1, keepdims=True) > 1)
     ranks = [np.argsort(np.argsort(v[both])) for v in (s, w)]
-    assert abs(np.corrcoef(np.stack(ranks))[0, 1]) < 0.9  # Spearman's
+    assert abs(np.corrcoef(np.stack(ranks)).min()) < 0.9  # Spearman's
 
 
 def test_an_expert_that_does_nothing_is_reported():

@@ -100,7 +100,7 @@ def routed_attention(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
     angle = positions[..., None] * powers if attrs["theta"] else torch.zeros(1, time, half)
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
 
-    def turned(t: torch.Tensor) -> torch.Tensor:
+    def rotated(t: torch.Tensor) -> torch.Tensor:
         a, b = t.chunk(2, -1)
         return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
@@ -115,7 +115,7 @@ def routed_attention(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
         blank = ~seen.any(-1, keepdim=True)
         mask = seen | blank  # rows that see nothing are dropped below
         heads = [F.linear(x, m) for m in (q, k, v)]
-        made = F.scaled_dot_product_attention(turned(heads[0]), turned(heads[1]), heads[2], attn_mask=mask)
+        made = F.scaled_dot_product_attention(rotated(heads[0]), rotated(heads[1]), heads[2], attn_mask=mask)
         made = F.linear(made.masked_fill(blank, 0.0), o).reshape(batch * time, width)
         total = total.index_add(0, rows[run], weights.reshape(-1)[pairs[run]].unsqueeze(1) * made[rows[run]])
     return total.reshape(x.shape)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from graphwright.experts.calibrate import Calibrated, CalibratedLayer, calibrate
+from graphwright.experts.layers import DynMoE, DynONN, DynSMHA, Head, to_dense
 from graphwright.experts.routed import RoutedLayer, observe
 from graphwright.experts.routers import NotAMixture, RouterNodes, threshold_routers
 from graphwright.experts.terms import InertExpert, RouterTerm, ghost, long_surprise, sdl, surprise, surprise_min
 from graphwright.nn.router import AllDead, Uncalibrated
 
 __all__ = [
-    "AllDead", "Calibrated", "CalibratedLayer", "InertExpert", "NotAMixture", "RoutedLayer", "RouterNodes",
-    "RouterTerm", "Uncalibrated", "calibrate", "ghost", "long_surprise", "observe", "sdl", "surprise", "surprise_min",
-    "threshold_routers",
+    "AllDead", "Calibrated", "CalibratedLayer", "DynMoE", "DynONN", "DynSMHA", "Head", "InertExpert", "NotAMixture",
+    "RoutedLayer", "RouterNodes", "RouterTerm", "Uncalibrated", "calibrate", "ghost", "long_surprise", "observe", "sdl",
+    "surprise", "surprise_min", "threshold_routers", "to_dense",
 ]  # fmt: skip

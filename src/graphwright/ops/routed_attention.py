@@ -94,7 +94,7 @@ class _Dense:
         ones = call("full_like", weights, value=1.0)
         self.uses = call("gt", token_weights((flat, offsets, rows, pairs, ones), len(self.heads)), 0.5)
 
-    def turned(self, x: Any, back: bool = False) -> Any:
+    def rotated(self, x: Any, back: bool = False) -> Any:
         """Rotate x [B, T, d] by positions: entries i and i + d/2 are a pair."""
         if self.theta is None:
             return x
@@ -117,7 +117,7 @@ class _Dense:
             own = self.column(self.uses, e)
             seen = call("logical_and", own, call("permute", own, axes=(0, 2, 1)))
             q, k, v = (call("linear", self.x, m) for m in matrices[:3])
-            q, k = self.turned(q), self.turned(k)
+            q, k = self.rotated(q), self.rotated(k)
             scores = call("matmul", q, call("permute", k, axes=(0, 2, 1))) * (1 / sqrt(q.shape[2]))
             yield _Head(matrices, q, k, v, call("softmax", scores, call("tril", seen), axis=-1),
                         self.column(self.weights, e))  # fmt: skip
@@ -241,9 +241,9 @@ class RoutedAttentionBackward(Backward):
             slope = call("matmul", back, call("permute", h.v, axes=(0, 2, 1)))
             slope = h.shown * (slope - call("sum", slope * h.shown, axes=(2,), keepdims=True))
             slope = slope * (1 / sqrt(h.q.shape[2]))
-            turned = [call("matmul", slope, h.k), call("matmul", call("permute", slope, axes=(0, 2, 1)), h.q)]
+            slopes = [call("matmul", slope, h.k), call("matmul", call("permute", slope, axes=(0, 2, 1)), h.q)]
             dv = call("matmul", call("permute", h.shown, axes=(0, 2, 1)), back)
-            grads = [*(dense.turned(t, back=True) for t in turned), dv]
+            grads = [*(dense.rotated(t, back=True) for t in slopes), dv]
             dx += [call("matmul", t, m) for t, m in zip(grads, (q, k, v), strict=True)]
             found |= {first + i: product(t, dense.x) for i, t in enumerate(grads)}
             found[first + 3] = product(given, mixed)

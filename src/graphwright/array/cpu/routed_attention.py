@@ -67,14 +67,14 @@ class _Heads:
         powers = torch.arange(half, dtype=self.wide) * (-log(self.theta) / half)
         angle = own[rows % self.time].to(self.wide).unsqueeze(1) * powers.exp()
         cos, sin = angle.cos(), angle.sin()
-        return _Packed(rows, pairs, x, (cos, sin), _turned(q, cos, sin), _turned(k, cos, sin), v)
+        return _Packed(rows, pairs, x, (cos, sin), _rotated(q, cos, sin), _rotated(k, cos, sin), v)
 
     def share(self, t: _Packed) -> torch.Tensor:
         """Return the weights of the tokens [S, 1]."""
         return self.weights[t.pairs].to(self.wide).unsqueeze(1)
 
 
-def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     a, b = x.chunk(2, 1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), 1)
 
@@ -138,7 +138,7 @@ def _gradients(
         dq[queries] = slope @ t.k[keys]
         dk[keys] += slope.t() @ t.q[queries]
     if t.turn is not None:
-        dq, dk = (_turned(x, t.turn[0], -t.turn[1]) for x in (dq, dk))
+        dq, dk = (_rotated(x, t.turn[0], -t.turn[1]) for x in (dq, dk))
     if 4 in sums:
         sums[4].view(-1)[t.pairs] = ((mixed @ o.t()) * g).sum(1).to(sums[4].dtype)
     for slot, grad in enumerate((dq, dk, dv), first):
