@@ -53,7 +53,7 @@ def test_tokens_use_k0_experts_on_average_and_different_numbers(k0, unrouted):
     assert f"{row.unrouted:.3f}" in str(found)
 
 
-def test_threshold_one_half_on_the_raw_cosine_routes_nobody():
+def test_threshold_one_half_on_the_raw_cosine_routes_no_token():
     """Red twin: the "dynamic" number of experts is then the constant of the fallback."""
     m, x = layer(), normal(N, C)
     for expert in m.experts:

@@ -52,7 +52,7 @@ def unit(v):
 
 
 def formula(x, p, t, eta, alive=None, null=False):
-    """docs/experts_routers.md, token by token: (z, unrouted, mask, weights)."""
+    """docs/routers.md, token by token: (z, unrouted, mask, weights)."""
     rows = []
     for token in x:
         z = np.array([unit(token) @ unit(p[e]) - np.tanh(t[e]) for e in range(len(p))])

@@ -89,7 +89,7 @@ def test_selecting_indices_commutes_with_the_op(name):
 
 
 ALL_BOUND = {
-    *("reshape", "rope_dynamic", "bincount", "dispatch"),
+    *("reshape", "rope_dynamic", "bincount", "dispatch", "expert_probe"),
     *("uniform", "normal", "gumbel", "randint", "bernoulli", "dropout", "multinomial"),
 }
 """Ops all of whose axes are bound, in samples at least; a reshape is tested below."""

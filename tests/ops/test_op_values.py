@@ -21,7 +21,7 @@ FLOATS = (float64, float32, bfloat16, float16)
 RTOL = {float64: 1e-12, float32: 2e-5, bfloat16: 2e-2, float16: 4e-3}
 """Two roundings of the dtype on results of a few operations; sums of the samples stay below 100 terms."""
 
-OWN_DTYPE = {"rope_table", "rope_dynamic", "rope_longer"}
+OWN_DTYPE = {"rope_table", "rope_dynamic", "rope_longer", "expert_probe"}
 """Ops whose dtypes are fixed or checked together in a test of their own."""
 
 

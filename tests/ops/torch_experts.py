@@ -73,3 +73,57 @@ def expert_mlp_backward(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch
         out, [operands[i] for i in wanted], ins[0], create_graph=True, allow_unused=True, materialize_grads=True
     )
     return tuple(found)
+
+
+def expert_probe(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each pair the norm of the gradient of ⟨g, f(x)⟩ with respect to the expert's weights, by autograd."""
+    x, g, offsets, rows, pairs = ins[:5]
+    width = (2 if attrs["kind"] == "mlp" else 3) * (2 if attrs["bias"] else 1)
+    surprise, gain = (torch.zeros(len(rows), dtype=x.dtype) for _ in range(2))
+    for e, start in enumerate(range(5, len(ins), width)):
+        group = [t.detach().requires_grad_() for t in ins[start : start + width]]
+        for r in range(int(offsets[e]), int(offsets[e + 1])):
+            n = int(rows[r])
+            given = (g[n] * one_expert(x[n], group, attrs)).sum()
+            grads = torch.autograd.grad(given, group)
+            surprise[pairs[r]] = torch.sqrt(sum((t**2).sum() for t in grads))
+            gain[pairs[r]] = -given.detach()
+    return surprise, gain
+
+
+def routed_attention(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    """Head by head, each a dense masked attention of all tokens."""
+    x, offsets, rows, pairs, weights, positions = ins[:6]
+    batch, time, width = x.shape
+    half = ins[6].shape[0] // 2
+    powers = (attrs["theta"] or 1.0) ** (-torch.arange(half, dtype=torch.float64) / half)
+    angle = positions[..., None] * powers if attrs["theta"] else torch.zeros(1, time, half)
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+
+    def rotated(t: torch.Tensor) -> torch.Tensor:
+        a, b = t.chunk(2, -1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+    total = sum(t.sum() * 0 for t in (x, weights, *ins[6:])) + torch.zeros(batch * time, width, dtype=x.dtype)
+    for e, start in enumerate(range(6, len(ins), 4)):
+        q, k, v, o = ins[start : start + 4]
+        run = slice(int(offsets[e]), int(offsets[e + 1]))
+        uses = torch.zeros(batch * time, dtype=torch.bool)
+        uses[rows[run]] = True
+        own = uses.view(batch, time)
+        seen = own[:, None, :] & own[:, :, None] & torch.ones(time, time, dtype=torch.bool).tril()
+        blank = ~seen.any(-1, keepdim=True)
+        mask = seen | blank  # rows that see nothing are dropped below
+        heads = [F.linear(x, m) for m in (q, k, v)]
+        made = F.scaled_dot_product_attention(rotated(heads[0]), rotated(heads[1]), heads[2], attn_mask=mask)
+        made = F.linear(made.masked_fill(blank, 0.0), o).reshape(batch * time, width)
+        total = total.index_add(0, rows[run], weights.reshape(-1)[pairs[run]].unsqueeze(1) * made[rows[run]])
+    return total.reshape(x.shape)
+
+
+def routed_attention_backward(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor, ...]:
+    """The gradients that torch computes."""
+    operands = [t if t.requires_grad or not t.is_floating_point() else t.detach().requires_grad_() for t in ins[1:]]
+    out = routed_attention(operands, attrs)
+    wanted = [operands[i] for i in attrs["wanted"]]
+    return torch.autograd.grad(out, wanted, ins[0], create_graph=True, allow_unused=True, materialize_grads=True)

@@ -9,7 +9,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from random_oracle import RANDOM
-from torch_experts import dispatch, expert_mlp, expert_mlp_backward
+from torch_experts import (
+    dispatch,
+    expert_mlp,
+    expert_mlp_backward,
+    expert_probe,
+    routed_attention,
+    routed_attention_backward,
+)
 from torch_gates import gate, gate_grad
 from torch_optimizers import (
     adadelta,
@@ -399,6 +406,9 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "dispatch": dispatch,
     "expert_mlp": expert_mlp,
     "expert_mlp_backward": expert_mlp_backward,
+    "expert_probe": expert_probe,
+    "routed_attention": routed_attention,
+    "routed_attention_backward": routed_attention_backward,
     "grouped_outer": lambda ins, a: torch.stack(
         [x.T @ y for x, y in zip(runs(ins[0], ins[2]), runs(ins[1], ins[2]), strict=True)]
     ),

@@ -365,7 +365,17 @@ def test_a_training_step_on_the_vm_is_one_call_and_equals_eager_up_to_rounding()
 
 ALLOCATES = {
     "sort": "one row of indices, within ATen",
-    **dict.fromkeys(("dispatch", "expert_mlp", "expert_mlp_backward"), "tokens per expert are known at run time"),
+    **dict.fromkeys(
+        (
+            "dispatch",
+            "expert_mlp",
+            "expert_mlp_backward",
+            "expert_probe",
+            "routed_attention",
+            "routed_attention_backward",
+        ),
+        "tokens per expert are known at run time",
+    ),
     "topk": "as sort",
     "rope_dynamic": "decides on the host by the longest position; once per step, a few scalars",
     "rope_longer": "reads the longest position on the host: one scalar",

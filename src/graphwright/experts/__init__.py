@@ -5,11 +5,14 @@ from __future__ import annotations
 from graphwright.experts.calibrate import Calibrated, CalibratedLayer, calibrate
 from graphwright.experts.dense import DenseMlp, dense_mlps
 from graphwright.experts.edits import add, clone, freeze, level, merge, set_k, split
+from graphwright.experts.layers import DynMoE, DynONN, DynSMHA, Head, to_dense
+from graphwright.experts.observed import ObservedLayer, observe
 from graphwright.experts.prune import FewerExperts, merge_similar, prune
 from graphwright.experts.routed import NotAMixture, RoutedLayer, routed_layer, routed_layers
 from graphwright.experts.routers import RouterNodes, threshold_routers
 from graphwright.experts.scores import ExpertScores, scores
 from graphwright.experts.selection import TooFewExperts, least
+from graphwright.experts.terms import InertExpert, RouterTerm, ghost, long_surprise, sdl, surprise, surprise_min
 from graphwright.experts.upcycle import assemble, to_mlp, upcycle
 from graphwright.experts.usage import LayerUsage, Usage, expert_tokens, usage
 from graphwright.nn.router import AllDead, Uncalibrated
@@ -19,12 +22,19 @@ __all__ = [
     "Calibrated",
     "CalibratedLayer",
     "DenseMlp",
+    "DynMoE",
+    "DynONN",
+    "DynSMHA",
     "ExpertScores",
     "FewerExperts",
+    "Head",
+    "InertExpert",
     "LayerUsage",
     "NotAMixture",
+    "ObservedLayer",
     "RoutedLayer",
     "RouterNodes",
+    "RouterTerm",
     "TooFewExperts",
     "Uncalibrated",
     "Usage",
@@ -35,17 +45,24 @@ __all__ = [
     "dense_mlps",
     "expert_tokens",
     "freeze",
+    "ghost",
     "least",
     "level",
+    "long_surprise",
     "merge",
     "merge_similar",
+    "observe",
     "prune",
     "routed_layer",
     "routed_layers",
     "scores",
+    "sdl",
     "set_k",
     "split",
+    "surprise",
+    "surprise_min",
     "threshold_routers",
+    "to_dense",
     "to_mlp",
     "upcycle",
     "usage",

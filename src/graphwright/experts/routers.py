@@ -66,6 +66,11 @@ class RouterNodes:
         return self._keys(self.value("margin"))[0]
 
     @property
+    def eta(self) -> str:
+        """Key of the parameter η [], whose exponential is the slope of the weights."""
+        return self._keys(self.program.operands(self.value("logits").node)[1])[0]
+
+    @property
     def thresholds(self) -> tuple[str, ...]:
         """Keys of the thresholds [] of the experts, in order."""
         return self._keys(self.value("thresholds"))

@@ -41,7 +41,7 @@ class Expert(Module):
             self.gate = linear("gate", dim, hidden)
         self.up, self.down = linear("up", dim, hidden), linear("down", hidden, dim)
 
-    def operands(self) -> list[Tensor]:
+    def operands(self) -> list[Parameter]:
         """Return the matrices, each followed by its bias if it has one, in the order of the op `expert_mlp`."""
         return [p for name, p in self.named_parameters() if "." in name]
 

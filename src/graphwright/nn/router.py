@@ -13,6 +13,7 @@ import numpy as np
 
 from graphwright.array import bool_, float32, from_numpy
 from graphwright.autograd import Parameter, Tensor, active_recorder, autocast_to, is_grad_enabled
+from graphwright.autograd.functions import wide
 from graphwright.autograd.recorder import labelled
 from graphwright.errors import UsageError
 from graphwright.nn import initial
@@ -156,14 +157,13 @@ class ThresholdRouter(Module):
         self._check(experts)
         with autocast_to(None):
             cosine = labelled(self.cosines(x, experts), "cosine")
-            thresholds = _wide(labelled(call("stack", *(e.threshold for e in experts)), "thresholds"))
-            z = call("where", call("isnan", cosine), -1.0, cosine) - thresholds.tanh()
-            return self._routing(z, valid)
+            thresholds = labelled(call("stack", *(e.threshold for e in experts)), "thresholds")
+            return self._routing(margins(cosine, thresholds), valid)
 
     def cosines(self, x: Tensor, experts: Sequence[Any]) -> Tensor:
         """Return the cosines [N, E] of tokens x [N, dim] with the prototypes, in float32 or wider."""
-        prototypes = _wide(labelled(call("stack", *(e.prototype for e in experts)), "prototypes"))
-        return call("linear", labelled(_unit(_wide(x)), "directions"), _unit(prototypes))
+        prototypes = wide(labelled(call("stack", *(e.prototype for e in experts)), "prototypes"))
+        return call("linear", labelled(unit_rows(wide(x)), "directions"), unit_rows(prototypes))
 
     def _routing(self, z: Tensor, valid: Tensor | None) -> Routing:
         """Choose and weigh experts by z [N, E]. Both softmaxes see -∞ where a gate is closed: as if it were dead."""
@@ -209,12 +209,13 @@ class ThresholdRouter(Module):
                 warnings.warn(text, Uncalibrated, stacklevel=4)
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.to(float32) if x.dtype.is_low else x
+def margins(cosine: Tensor, thresholds: Tensor) -> Tensor:
+    """Return z [N, E] from cosines [N, E], of which NaN counts as -1, and the parameters ϑ [E]."""
+    return call("where", call("isnan", cosine), -1.0, cosine) - wide(thresholds).tanh()
 
 
-def _unit(x: Tensor) -> Tensor:
-    """Divide the rows of x by their norms, or by `TINY_NORM` if that is larger."""
+def unit_rows(x: Tensor) -> Tensor:
+    """Return x [N, C] with each row divided by its norm, or by `TINY_NORM` if that is larger."""
     square = (x * x).sum(axis=-1, keepdims=True)
     return x * call("rsqrt", square.clamp(min=TINY_NORM**2))
 

@@ -19,6 +19,7 @@ from graphwright.ops import (
     pool,
     random,
     reduce,
+    routed_attention,
     sampling,
     shape,
     special,
@@ -42,5 +43,17 @@ __all__ += [
     "loss",
     "norm",
 ]
-__all__ += ["op", "optimize", "pool", "random", "reduce", "result_names", "sampling", "shape", "special", "traits"]
+__all__ += [
+    "op",
+    "optimize",
+    "pool",
+    "random",
+    "reduce",
+    "result_names",
+    "routed_attention",
+    "sampling",
+    "shape",
+    "special",
+    "traits",
+]
 __all__ += ["writable_over"]

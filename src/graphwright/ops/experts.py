@@ -11,14 +11,14 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from graphwright.array.dtype import bool_, int64
+from graphwright.array.dtype import bool_, float32, int64
 from graphwright.array.formulas.experts import FIRST, LIMIT, SLOPE, Expert, experts_of, group_width
 from graphwright.array.sizes import product as size_product
 from graphwright.array.spec import Spec
 from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops.attributes import Attr, StaticSize
 from graphwright.ops.axes import Atom, AxesUse, chain, product
-from graphwright.ops.call import call
+from graphwright.ops.call import as_dtype, call
 from graphwright.ops.registry import Cost, Row, Saves, Traits, get, op
 from graphwright.ops.rules import Backward, equal_dim, floating, one_dtype
 
@@ -152,7 +152,7 @@ def _back(t: Any, run: ExpertRun, attrs: Mapping[str, Any]) -> tuple[Any, Any]:
     return da, t * (low * s) * call("cast", bound, dtype=run.v.dtype)
 
 
-def _marks(ins: Sequence[Any], experts: int) -> Any:
+def pair_marks(ins: Sequence[Any], experts: int) -> Any:
     """Return the expert of each pair, one-hot [R, E] in the dtype of the weights; 0 after the last run."""
     _, offsets, rows, _, weights = ins[:FIRST]
     index = call("cumsum", call("full_like", rows, value=1), axis=0) - 1
@@ -165,14 +165,23 @@ def _marks(ins: Sequence[Any], experts: int) -> Any:
     return marks * call("unsqueeze", inside, axes=(1,))
 
 
-def _dense_weights(ins: Sequence[Any], experts: int) -> Any:
+def token_weights(ins: Sequence[Any], experts: int) -> Any:
     """Return the weight of each expert for each token [N, E], 0 where it was not chosen."""
     x, _, rows, pairs, weights = ins[:FIRST]
-    values = call("embedding", _column(weights), pairs) * _marks(ins, experts)
+    values = call("embedding", _column(weights), pairs) * pair_marks(ins, experts)
     blank = call("cast", call("full_like", call("slice", x, axis=1, start=0, size=1), value=0.0), dtype=weights.dtype)
     zeros = blank + call("full_like", call("slice", values, axis=0, start=0, size=1), value=0.0)
     index = call("unsqueeze", rows, axes=(1,)) + call("cast", call("full_like", values, value=0.0), dtype=int64)
     return call("scatter_add", zeros, index, values, axis=0)
+
+
+def at_pairs(values: Any, ins: Sequence[Any], experts: int) -> Any:
+    """Return values [N, E] of tokens and experts at the flat indices of their pairs, in the shape of the weights."""
+    _, _, rows, pairs, weights = ins[:FIRST]
+    each = call("embedding", values, rows) * pair_marks(ins, experts)
+    flat, zeros = call("sum", each, axes=(1,), keepdims=True), call("full_like", _column(weights), value=0.0)
+    summed = call("scatter_add", zeros, call("unsqueeze", pairs, axes=(1,)), flat, axis=0)
+    return call("reshape", summed, shape=weights.shape)
 
 
 def _column(weights: Any) -> Any:
@@ -254,7 +263,7 @@ class ExpertMlp(Row):
 
     def expand(ins, attrs):
         x, experts = ins[0], experts_of(ins[FIRST:], attrs)
-        weights = _dense_weights(ins, len(experts))
+        weights = token_weights(ins, len(experts))
         total = None
         for number, e in enumerate(experts):
             share = call("slice", weights, axis=1, start=number, size=1)
@@ -322,7 +331,7 @@ class ExpertMlpBackward(Backward):
 
     def expand(ins, attrs):
         g, x, experts = ins[0], ins[1], experts_of(ins[FIRST + 1 :], attrs)
-        weights = _dense_weights(ins[1:], len(experts))
+        weights = token_weights(ins[1:], len(experts))
         found: dict[int, Any] = {}
         width, shares = group_width(attrs), []
 
@@ -347,9 +356,89 @@ class ExpertMlpBackward(Backward):
                 matrix(number, "gate", da, x)
                 dx = dx + call("matmul", da, e.gate)
             found[0] = dx if number == 0 else found[0] + dx
-        per_pair = call("embedding", call("concat", *shares, axis=1), ins[3]) * _marks(ins[1:], len(experts))
-        flat, blank = _column(call("sum", per_pair, axes=(1,), keepdims=True)), _column(ins[5])
-        index = call("unsqueeze", ins[4], axes=(1,))
-        summed = call("scatter_add", call("full_like", blank, value=0.0), index, flat, axis=0)
-        found[4] = call("reshape", summed, shape=ins[5].shape)
+        found[4] = at_pairs(call("concat", *shares, axis=1), ins[1:], len(experts))
         return tuple(found[i] for i in attrs["wanted"])
+
+
+PROBED = FIRST
+"""Index of the first operand of `expert_probe` that belongs to an expert."""
+
+
+def _wide(x: Any) -> Any:
+    return as_dtype(x, float32) if x.dtype.is_low else x
+
+
+def _square(x: Any) -> Any:
+    """Return the squared norms of the rows of x, [N, 1], in float32 or wider."""
+    return call("sum", _wide(x) * _wide(x), axes=(1,), keepdims=True)
+
+
+@op("expert_probe")
+class ExpertProbe(Row):
+    """What each pair of a token and an expert would teach the expert, and would gain, at weight 1; 0 for other pairs.
+
+    Operands: x [N, C]; g [N, C], the gradient of the loss at the layer's output; offsets [E + 1], rows and pairs [R] of
+    a `dispatch`; then the experts' matrices as in `expert_mlp`. Results [R], at the flat index of the pair in the
+    choice, float32 or wider: `surprise`, the norm of the gradient that the expert's weights would get from the token,
+    and `gain` = -⟨g, f(x)⟩. Each weight's gradient is an outer product: with h the hidden layer, a and v the inputs of
+    the nonlinearity, b = 1 with biases and 0 without, surprise² = ‖g‖²(‖h‖² + b) + (‖x‖² + b)(‖da‖² + ‖dv‖²).
+    """
+
+    arity, attrs, vjp, results = (PROBED + 2, None), _ATTRS, None, ("surprise", "gain")
+    traits = Traits(amp="low", fixed=(2, 3, 4), contiguous=(0, 1, 2, 3, 4))
+    why = {"vjp": "a measurement of gradients", "emit": "exported models are not trained there"}
+    why |= {"onnx": "exported models are not trained there"}
+    groups = lambda attrs: (PROBED, group_width(attrs))
+
+    def infer(x, g, offsets, rows, pairs, *matrices, kind, act, bias):
+        _check(x, offsets, rows, pairs, x, *matrices, kind=kind, bias=bias)
+        one_dtype(x, g)
+        if g.shape != x.shape:
+            raise ShapeError("the gradient does not have the shape of the tokens", expected=x, got=g)
+        found = Spec(rows.shape, float32 if x.dtype.is_low else x.dtype)
+        return found, found
+
+    def cost(ins, outs, attrs):
+        mean = sum(m.size for m in ins[PROBED:]) / len(experts_of(ins[PROBED:], attrs))
+        return Cost(int(4 * ins[3].size * mean), sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
+
+    def sample(rng):
+        (x, offsets, rows, pairs, _, *matrices), attrs = _sample(rng)
+        return [x, rng.normal(size=x.shape), offsets, rows, pairs, *matrices], attrs
+
+    def expand(ins, attrs):
+        (x, g, offsets, rows, pairs), experts = ins[:PROBED], experts_of(ins[PROBED:], attrs)
+        one, found, bias = _square(x), ([], []), 1.0 if attrs["bias"] else 0.0
+        for e in experts:
+            run = _run(x, e, attrs)
+            da, dv = _back(call("matmul", g, e.down), run, attrs)
+            slopes = _square(dv) if da is None else _square(da) + _square(dv)
+            found[0].append(call("sqrt", _square(g) * (_square(run.inner) + bias) + (one + bias) * slopes))
+            found[1].append(-call("sum", _wide(g) * _wide(run.out), axes=(1,), keepdims=True))
+        blank = call("cast", call("full_like", rows, value=0), dtype=one.dtype)
+        runs = (x, offsets, rows, pairs, blank)
+        return tuple(at_pairs(call("concat", *columns, axis=1), runs, len(experts)) for columns in found)
+
+    def axes(u: AxesUse):
+        (x, g, offsets, rows, pairs) = u.ins[:PROBED]
+        for a, b in zip(x, g, strict=True):
+            u.same(a, b)
+        for term in (x[0], *rows, *pairs):
+            u.mixed(term, "reads it by index")
+        experts = Atom(len(experts_of(u.ins[PROBED:], u.attrs)))
+        u.same(offsets[0], chain(Atom(1), experts))
+        u.counts(experts, PROBED, group_width(u.attrs))
+        u.mixed(experts, "measures each expert")
+        u.mixed(x[1], "takes norms over it")
+        for e in experts_of(u.ins[PROBED:], u.attrs):
+            u.same(x[1], e.down[0])
+            u.mixed(e.down[1], "takes norms over it")
+            for made, shift in ((e.gate, e.gate_bias), (e.up, e.up_bias)):
+                if made is not None:
+                    u.same(made[0], e.down[1])
+                    u.same(made[1], x[1])
+                if shift is not None:
+                    u.same(shift[0], e.down[1])
+            if e.down_bias is not None:
+                u.same(e.down_bias[0], x[1])
+        return [rows, rows]

@@ -52,7 +52,9 @@ def dispatch(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     return run
 
 
-def _runs(offsets: torch.Tensor, rows: torch.Tensor, pairs: torch.Tensor, tokens: int, weights: int) -> list[int]:
+def checked_runs(
+    offsets: torch.Tensor, rows: torch.Tensor, pairs: torch.Tensor, tokens: int, weights: int
+) -> list[int]:
     """Return the offsets as ints. Raises: IndexError unless they ascend from 0, and rows and pairs are in range."""
     ends: list[int] = offsets.tolist()
     if ends[0] != 0 or ends[-1] > len(rows) or any(a > b for a, b in pairwise(ends)):
@@ -108,7 +110,7 @@ class _Mixture:
 
     def tiles(self) -> Iterator[tuple[int, bool, torch.Tensor, torch.Tensor]]:
         """Yield (expert, whether this is its first tile, rows of the tokens, their pairs), expert by expert."""
-        ends = _runs(self.offsets, self.rows, self.pairs, len(self.x), len(self.weights))
+        ends = checked_runs(self.offsets, self.rows, self.pairs, len(self.x), len(self.weights))
         for e, (a, b) in enumerate(pairwise(ends)):
             for at in range(a, b, self.size):
                 stop = min(at + self.size, b)
@@ -258,5 +260,40 @@ def expert_mlp_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors
                 out.zero_()
         if dx is not None and total is not None and total is not dx:
             dx.copy_(total)
+
+    return run
+
+
+_PROBE_WORK = ("x", "g", "a", "v", "s", "h", "t", "o", "wide")
+
+
+def _probe_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    x, _, *runs = ins
+    return _work([x, *runs[:3], outs[0], *runs[3:]], attrs, _PROBE_WORK)
+
+
+@kernel("expert_probe", _probe_work, needs=Needs(reads=(2, 3, 4)))
+def expert_probe(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    tile = _Tile(dict(zip(_PROBE_WORK, work, strict=True)))
+    (x, g), (surprise, gain), bias = ins[:2], outs, 1.0 if attrs["bias"] else 0.0
+    mixture = _Mixture([x, *ins[2:5], surprise, *ins[5:]], attrs, tile, _tile_size(len(x), x.element_size() == 2))
+
+    def square(rows: torch.Tensor) -> torch.Tensor:
+        return tile("wide", *rows.shape).copy_(rows).square_().sum(1)
+
+    def run() -> None:
+        surprise.zero_()
+        gain.zero_()
+        for number, _, rows, pairs in mixture.tiles():
+            e, shape = mixture.expert(number), (len(rows), x.shape[1])
+            given = torch.index_select(x, 0, rows, out=tile("x", *shape))
+            back = torch.index_select(g, 0, rows, out=tile("g", *shape))
+            a, v, s, h = mixture.inner(given, e)
+            made = _linear(h, e.down, e.down_bias, tile("o", *shape))
+            gain[pairs] = -tile("wide", *shape).copy_(made).mul_(back).sum(1)
+            first = square(back) * (square(h) + bias)
+            da, dv = mixture.inner_backward(torch.mm(back, e.down, out=tile("t", *h.shape)), a, v, s)
+            slopes = square(dv) if da is None else square(da) + square(dv)
+            surprise[pairs] = (first + (square(given) + bias) * slopes).sqrt_()
 
     return run

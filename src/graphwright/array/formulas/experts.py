@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 FIRST = 5
 """Index of the first operand of `expert_mlp` that belongs to an expert."""
+FIRST_HEAD, HEAD_WIDTH = 6, 4
+"""Index of the first operand of `routed_attention` that belongs to a head, and the operands of one head: q, k, v, o."""
 LIMIT, SLOPE = 7.0, 1.702
 """The clamp of a gpt-oss expert, and the factor in its sigmoid."""
 

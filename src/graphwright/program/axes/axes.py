@@ -381,8 +381,9 @@ def _wanted(group: AxisGroup) -> str:
 def _grouped_by(group: AxisGroup) -> list[str]:
     """Return the paths of the weights that an axis counts as operands in groups, such as the matrices of experts."""
     p = group.axes.program
-    nodes = [g.node for g in group.axes.solution.groups if (resolve(g.axis),) == group.atoms]
-    return [p.path(w) for node in nodes for v in p.operands(node) if (w := origin(p, v)) is not None]
+    found = [v for g in group.axes.solution.groups if (resolve(g.axis),) == group.atoms
+             for v in p.operands(g.node)[g.first :]]  # fmt: skip
+    return [p.path(w) for v in found if (w := origin(p, v)) is not None]
 
 
 def _fallback(group: AxisGroup) -> str:
