@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from graphwright import evolve as ev
 from graphwright import structure as st
 from graphwright import surgery as sg
 from graphwright.evolve.pictures import network
-from graphwright.program.draw.shapes import label, picture, shape
+from graphwright.program.draw.shapes import HEIGHT, chart, label, legend, lines, picture, shape
 from graphwright.structure.report import probabilities
 from graphwright.surgery import diagnose
 from graphwright.testing.planted import Edges
@@ -289,6 +290,31 @@ def evolved() -> str:
     return network(run.run(max_generations=300).best.genome, run.task.names)
 
 
+def grid_task() -> str:
+    """A task of the page on grid tasks, with a guess that has a wrong cell."""
+    task = gw.data.grids("gravity", side=5, colours=6, pairs=2, seed=0)[3]
+    guess = task.answer.copy()
+    guess[0, 0] = 2
+    return task.to_svg(guess)
+
+
+def on_policy() -> str:
+    """Mean exact match over steps of `benchmarks/on_policy.py`: dark with own prefixes, light teacher forcing."""
+    path = next((FOLDER.parents[1] / "benchmarks" / "results").glob("*/on_policy.json"))
+    figures = json.loads(path.read_text(encoding="utf-8"))["figures"]
+    rows = next(f["rows"] for f in figures if f["part"] == "curves")
+    colours = {"copy": ("#0969da", "#9ec5f5"), "flip": ("#1a7f37", "#9bd3a7"), "recolour": ("#bc4c00", "#f2b48a")}
+    values: dict[str, tuple[list[float], str]] = {}
+    for row in rows:
+        kind, arm, _ = row["who"].split(", ")
+        values.setdefault(f"{kind}, {arm}", ([], colours[kind][arm == "teacher forcing"]))[0].append(
+            float(np.mean(row["seeds"]))
+        )
+    last = rows[-1]["who"].rpartition(" ")[2]
+    shapes = [*lines(values, f"step {last}", (0.0, 1.0)), *legend({n: c for n, (_, c) in values.items()}, HEIGHT + 6)]
+    return chart(shapes, HEIGHT + 36)
+
+
 def _change(p: gw.Program, *opened: str) -> str:
     """Block 1 against what it was before the last edit, with some of its modules opened."""
     return p.to_svg(diff=p.at(-1), expanded={"layers", "layers.1", *opened})
@@ -309,6 +335,8 @@ PICTURES = {
     "ladder.svg": ladder,
     "diff.svg": diff,
     "evolved.svg": evolved,
+    "grid_task.svg": grid_task,
+    "on_policy.svg": on_policy,
 }
 TRAINED = {"gates.svg", "attention.svg", "orthogonal.svg", "skips.svg", "evolved.svg"}
 """Those that take seconds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -148,6 +149,23 @@ def test_edits_between_steps_are_followed() -> None:
         e.cut("layers.1.mlp.down -> layers.1.out")
     expected = slow_loss(model, 0.5)
     assert trained.step(PAIRS).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_saved_training_resumes_bit_for_bit(tmp_path: Path) -> None:
+    def begin() -> tuple[gw.Model, gw.optim.Optimizer, lf.OnPolicy]:
+        model = transformer(seed=3)
+        optimizer = gw.optim.AdamW(model, 3e-3)
+        return model, optimizer, lf.OnPolicy(model, optimizer, lf.ramp(0, 0.5, 4), deterministic=True)
+
+    model, optimizer, trained = begin()
+    losses = [trained.step(PAIRS).item() for _ in range(6)]
+    model, optimizer, trained = begin()
+    for _ in range(3):
+        trained.step(PAIRS)
+    gw.save_state(tmp_path / "state", model, optimizer, step=trained.done)
+    model, optimizer, again = begin()
+    again.done = gw.load_state(tmp_path / "state", model, optimizer)
+    assert [again.step(PAIRS).item() for _ in range(3)] == losses[3:]
 
 
 # -- no label leak -----------------------------------------------------------------------------------------------------
