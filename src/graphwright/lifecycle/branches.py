@@ -120,7 +120,7 @@ def merge(life: Life, other: Life, prefer: str | None) -> Merged:
         with p.edit(f"merge of {other.name}", author="lifecycle", tool="life.merge") as e:
             for key in taken:
                 e.set_weight(key, theirs.weights[key].data)
-    life.take_moments(other, taken)
+    life._take_moments(other, taken)
     return Merged(tuple(entry.seq for entry in entries), tuple(taken), tuple(kept))
 
 

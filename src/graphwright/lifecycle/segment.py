@@ -106,7 +106,7 @@ class Segment:
         """
         life = self._open()
         feeds = self._feeds(batch)
-        life.log_edits()
+        life._log_edits()
         self.whole = False
         loss = float(self.train(feeds).item())
         if not isfinite(loss):
@@ -123,7 +123,7 @@ class Segment:
         if proposals:
             self._apply(proposals, type(care).__name__)
         self.whole = True
-        life.commit_step()
+        life._commit_step()
         return loss
 
     def end(self) -> None:
@@ -136,7 +136,7 @@ class Segment:
         facts |= {"curve": {"stride": figures.curve.stride, "points": figures.curve.points}}
         del facts["ended"]
         life.log.add("segment_end", life.age, facts)
-        life.leave(self)
+        life._leave(self)
 
     def __enter__(self) -> Segment:
         return self
@@ -146,7 +146,7 @@ class Segment:
             if kind is None:
                 self.end()
             else:
-                self.life.suspend()
+                self.life._suspend()
 
     def training(self) -> dict[str, Any]:
         """Return contract and figures, for a commit."""
@@ -172,14 +172,14 @@ class Segment:
         made = [x for x in proposals if getattr(x, "apply", None) is not None]
         link: dict[str, Any] = {}
         if made:
-            life.log_edits()
+            life._log_edits()
             kinds = ", ".join(f"{x.event} {x.name}" for x in made[:3]) + (", ..." if len(made) > 3 else "")
             with p.edit(kinds, author="lifecycle", tool=tool) as e:
                 for x in made:
                     x.apply(e)
                     e.annotate(x.name, event=x.event, step=life.age, reason=x.reason, **x.facts)
             link = {"entry": p.journal[-1].seq, "hash": p.journal[-1].hash}
-            life.logged = len(p.journal)
+            life._logged = len(p.journal)
         for x in proposals:
             own = link if x in made else {}
             life.log.add(x.event, life.age, {**x.facts, "name": x.name, "reason": x.reason, **own})
