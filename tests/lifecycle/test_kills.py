@@ -105,6 +105,7 @@ class Trial:
     def run(self, folder: Path) -> None:
         """Open, resume, and do the operation."""
         gw.manual_seed(7)
+        compaction.FILES = 2 if self.operation == "base" else 512
         with lf.open(folder) as life:
             run = life.resume(step(life.program), loader())
             if self.operation == "edit":
@@ -136,9 +137,10 @@ class Trial:
         assert sorted(numbers) == [c.number for c in life.store.commits]
 
 
-@pytest.fixture(scope="module", params=["step", "edit", "compaction"])
+@pytest.fixture(scope="module", params=["step", "edit", "base", "compaction"])
 def trial(request, tmp_path_factory):
-    return Trial(tmp_path_factory.mktemp(request.param), request.param)
+    yield Trial(tmp_path_factory.mktemp(request.param), request.param)
+    compaction.FILES = 512
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -191,9 +191,9 @@ class SlowWriter:
     def __init__(self, monkeypatch) -> None:
         self.go, real = threading.Semaphore(0), Store.write
 
-        def write(store, batch):
+        def write(store, batch, **options):
             assert self.go.acquire(timeout=30)
-            return real(store, batch)
+            return real(store, batch, **options)
 
         monkeypatch.setattr(Store, "write", write)
 
@@ -223,7 +223,7 @@ def test_a_failure_in_the_writers_thread_reaches_the_training(tmp_path, monkeypa
     train(run, data, 1)
     life.commit()
 
-    def broken(store, batch):
+    def broken(store, batch, **options):
         raise RuntimeError("a defect")
 
     with monkeypatch.context() as m:

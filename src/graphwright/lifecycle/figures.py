@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -83,8 +83,11 @@ class Figures:
         self.curve.add(self.start + self.steps, {"loss": loss, **values})
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields as JSON values."""
-        return asdict(self)
+        """Return all fields as JSON values, which later steps do not change."""
+        curve = self.curve
+        waiting = {name: list(pair) for name, pair in curve.waiting.items()}
+        points = {"stride": curve.stride, "points": list(curve.points), "waiting": waiting, "count": curve.count}
+        return {**{name: getattr(self, name) for name in self.__slots__}, "curve": points}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Figures:
