@@ -25,7 +25,7 @@ PARTS = ("commits", "opening", "steps")
 
 
 class Experts:
-    """A step by hand: Adam updates a dense matrix (5 % of all bytes) and the experts that are `touched`."""
+    """An eager step: Adam updates a dense matrix (5 % of all bytes) and the experts that are `touched`."""
 
     def __init__(self, dense: bool = True) -> None:
         rng = np.random.default_rng(0)
@@ -60,7 +60,7 @@ class Experts:
 def commits() -> Figure:
     figure = Figure(
         f"A commit when k of {EXPERTS} experts changed",
-        f"f32, experts {WIDTH[0]} x {WIDTH[1]} and a dense matrix of 5 % of the bytes, Adam; fsync unless said otherwise",
+        f"f32, experts {WIDTH[0]} x {WIDTH[1]} and a dense matrix of 5 % of the bytes, Adam; with fsync unless noted",
     )
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
         folder, run = Path(name), Experts()
@@ -101,7 +101,7 @@ def _step(life: tuple[lf.Life, lf.Segment, Experts], k: int) -> None:
 def opening() -> Figure:
     figure = Figure(
         "Opening a life of many commits, and its space",
-        f"4 of {EXPERTS} experts change in each commit, as above, without fsync; opening reads headers and checks hashes",
+        f"4 of {EXPERTS} experts change in each commit, without fsync; opening reads headers and checks hashes",
     )
     before = compaction.FILES, compaction.SLACK
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:

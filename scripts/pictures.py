@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -293,6 +295,14 @@ def evolved() -> str:
     return network(run.run(max_generations=300).best.genome, run.task.names)
 
 
+def life() -> str:
+    """The life of `examples/life.py`, without the kill."""
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()):
+        found = example("life")["live"](Path(folder) / "life", 400, 200)
+        found.close()
+        return found.to_svg()
+
+
 def _change(p: gw.Program, *opened: str) -> str:
     """Block 1 against what it was before the last edit, with some of its modules opened."""
     return p.to_svg(diff=p.at(-1), expanded={"layers", "layers.1", *opened})
@@ -313,8 +323,9 @@ PICTURES = {
     "ladder.svg": ladder,
     "diff.svg": diff,
     "evolved.svg": evolved,
+    "life.svg": life,
 }
-TRAINED = {"gates.svg", "attention.svg", "orthogonal.svg", "skips.svg", "evolved.svg"}
+TRAINED = {"gates.svg", "attention.svg", "orthogonal.svg", "skips.svg", "evolved.svg", "life.svg"}
 """Those that take seconds."""
 
 if __name__ == "__main__":

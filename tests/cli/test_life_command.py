@@ -72,6 +72,6 @@ def test_the_life_is_shown_as_text_json_and_picture(text):
     shown = RUNNER.invoke(app, ["life", "young", "--log"]).stdout
     assert "young, 2 steps" in shown
     assert "segment_end" in shown
-    missing = RUNNER.invoke(app, ["life", "nobody"])
+    missing = RUNNER.invoke(app, ["life", "missing"])
     assert missing.exit_code == 2
     assert "has no life" in missing.output

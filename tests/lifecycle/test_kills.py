@@ -47,7 +47,7 @@ def child(folder: Path, asynchronous: bool) -> subprocess.Popen:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_killed_process_resumes_with_the_same_bits(tmp_path, asynchronous):
-    """Kills of a training process at random moments; what it then goes on from is a run without interruptions."""
+    """Kills of a training process at random moments; the state after each is that of a run without interruptions."""
     folder, chance, ages = tmp_path / "life", random.Random(asynchronous), [0]
     for _ in range(deep(25, 3)):
         with child(folder, asynchronous) as process:

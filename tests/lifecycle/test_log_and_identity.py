@@ -64,7 +64,7 @@ def written(tmp_path_factory) -> Path:
     life, run, data = begin(folder)
     with run:
         cared(run, data, 9)
-    with life.program.edit("by hand") as e:
+    with life.program.edit("manual") as e:
         e.set_weight("0.bias", lambda w: w * 0)
     life.program.undo()
     with life.segment(step(life.program), data, objective="again") as run:

@@ -45,7 +45,7 @@ class Experts:
         return {}
 
     def options(self):
-        return {"kind": "by hand"}
+        return {"kind": "eager"}
 
     def __call__(self, feeds):
         for p in self.source.parameters():
@@ -82,7 +82,7 @@ def test_a_commit_writes_the_experts_that_were_trained(tmp_path):
 
 
 def test_no_change_is_missed_and_no_clean_tensor_is_written(tmp_path):
-    """Random experts, writes by hand in place, replaced arrays, edits and undo: `verify` compares all digests."""
+    """Random experts, manual writes in place, replaced arrays, edits and undo: `verify` compares all digests."""
     life, run, train_ = experts(tmp_path / "life")
     chance = np.random.default_rng(0)
     p, before = train_.source, {}
@@ -90,7 +90,7 @@ def test_no_change_is_missed_and_no_clean_tensor_is_written(tmp_path):
         train_.touched = [int(i) for i in chance.choice(EXPERTS, 3, replace=False)]
         run.step({"x": 0})
         action, key = chance.integers(6), f"experts.{chance.integers(EXPERTS)}"
-        if action == 0:  # by hand, in place
+        if action == 0:  # manual, in place
             p.weights[key].assign(p.weights[key] * 2.0)
         elif action == 1:  # a write of the same bytes
             p.weights[key].assign(p.weights[key] * 1.0)
@@ -186,7 +186,7 @@ def test_an_earlier_commit_can_be_opened_and_what_is_after_it_goes(tmp_path):
 
 
 class SlowWriter:
-    """Lets each commit wait until it is told to go on."""
+    """Lets each commit wait for a permit."""
 
     def __init__(self, monkeypatch) -> None:
         self.go, real = threading.Semaphore(0), Store.write

@@ -54,7 +54,7 @@ def moments(life: lf.Life, run: lf.Segment) -> tuple[bytes, ...]:
     return tuple(np.asarray(v.numpy()).tobytes() for v in state.variables())
 
 
-def test_a_controllers_change_is_an_entry_with_a_remark_and_an_event(tmp_path):
+def test_a_controllers_change_is_an_entry_with_an_annotation_and_an_event(tmp_path):
     life, run, data = begin(tmp_path / "life")
     cared(run, data, 4)
     entry = life.program.journal[-1]
@@ -213,16 +213,16 @@ def test_a_saved_training_after_a_rebirth_is_loaded_into_a_new_optimizer(tmp_pat
     assert isinstance(other.optimizer, optim.AdamW)
 
 
-def test_an_edit_by_hand_and_its_undo_are_events(tmp_path):
+def test_a_manual_edit_and_its_undo_are_events(tmp_path):
     life, run, data = begin(tmp_path / "life")
     train(run, data, 1)
-    with life.program.edit("by hand") as e:
+    with life.program.edit("manual") as e:
         e.set_weight("0.bias", np.zeros(16, np.float32))
     train(run, data, 2)
     life.program.undo()
     train(run, data, 3)
     assert [(e.step, e.facts["why"], e.facts["author"]) for e in life.log.of("edit")] == [
-        (1, "by hand", "human"),
-        (2, "undo: by hand", "human"),
+        (1, "manual", "human"),
+        (2, "undo: manual", "human"),
     ]
     life.verify()

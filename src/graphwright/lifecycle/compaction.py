@@ -14,14 +14,14 @@ from graphwright.lifecycle.store import Batch, Store
 
 FILES = 512
 """Number of commit files at which a store is compacted: more would make opening slow."""
-SLACK = 1 << 20
+SLACK = 8 << 20
 """Superseded bytes that a store may always have: the headers of small lives are larger than their tensors."""
 
 
 def due(store: Store, batch: Batch) -> bool:
     """Return whether the store should be compacted by the next commit.
 
-    That is so if superseded bytes would exceed live bytes (and 1 MiB) after it, or there are 512 files.
+    That is so if superseded bytes would exceed live bytes (and 8 MiB) after it, or there are 512 files.
     """
     if not store.commits:
         return False

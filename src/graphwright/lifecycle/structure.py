@@ -96,7 +96,7 @@ class Restored:
 
     Attributes:
         program: the program.
-        held: the moments of its parameters, and of those that only undo can reach.
+        held: the moments of its parameters, and of parameters that only undo can reach.
         names: names of the moments of its parameters in the commit.
         digests: array of undo data -> its digest.
     """
