@@ -168,3 +168,22 @@ def test_birth_refuses_what_it_cannot_begin(tmp_path):
     with pytest.raises(UsageError, match="durable"):
         lf.birth(program(), tmp_path / "x", name="x", durable="never")
     assert not (tmp_path / "x").exists()
+
+
+def test_eager_draws_beside_a_program_with_dropout_are_resumed(tmp_path):
+    """Dropout advances the default generator, from which eager code draws noise between two steps."""
+
+    def noisy(run, age: int) -> list[float]:
+        losses = []
+        while run.age < age:
+            noise = gw.rand(8, 8).numpy()
+            losses.append(run.step([X[:8] + noise, Y[:8]]))
+        return losses
+
+    _, run, _ = begin(tmp_path / "whole")
+    wanted = noisy(run, 9)
+    life, run, _ = begin(tmp_path / "life")
+    losses = noisy(run, 4)
+    life.close()
+    _, run, _ = again(tmp_path / "life")
+    assert losses + noisy(run, 9) == wanted

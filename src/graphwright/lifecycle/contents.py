@@ -16,7 +16,7 @@ import numpy as np
 from graphwright.array import NDArray
 from graphwright.autograd import Variable
 from graphwright.lifecycle.store import Payload
-from graphwright.optim.checkpoint import optimizer_states, training_variables
+from graphwright.optim.checkpoint import optimizer_states, state_variables, training_variables
 from graphwright.optim.optimizer import Optimizer
 from graphwright.program.weights import digest_of
 
@@ -44,7 +44,7 @@ def contents(p: Program, train: CompiledStep | None) -> dict[str, Holding]:
         for parameter, state in optimizer_states(optimizer):
             others = {id(state.moments[name]) for name in optimizer.extra_moments if name in state.moments}
             count = float(state.steps.data.to_numpy())
-            for variable in (parameter, *state.variables()):
+            for variable in (parameter, *state_variables(state).values()):
                 if id(variable) not in others | assigned:
                     updates[id(variable)] = count
     return {name: Holding(variable, updates.get(id(variable))) for name, variable in named.items()}

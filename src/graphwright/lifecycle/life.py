@@ -29,11 +29,12 @@ from graphwright.lifecycle.identity import Identity
 from graphwright.lifecycle.log import LifeLog
 from graphwright.lifecycle.moments import HeldMoments, give_moments, split
 from graphwright.lifecycle.picture import draw
-from graphwright.lifecycle.segment import Segment, contract_of, default_generator
+from graphwright.lifecycle.segment import Segment, contract_of, default_generator, key_of
 from graphwright.lifecycle.store import LOCK, LOG, Batch, Commit, Payload, Store
 from graphwright.lifecycle.structure import MappedFiles, Restored, Structure, restore, structure_key, structure_of
 from graphwright.lifecycle.verify import Divergence, Verified, divergence, verify
 from graphwright.lifecycle.writer import Writer
+from graphwright.optim.checkpoint import state_variables
 from graphwright.optim.optimizer import Optimizer
 from graphwright.program import Program
 from graphwright.program.exclusive import exclusive
@@ -82,10 +83,12 @@ class Life:
         self._states: Mapping[str, Any] = {}
         self._detached: set[str] = set()  # names of tensors of a training that is not running
         self._facts: Mapping[str, Any] | None = None
+        self._generator_key: str | None = None
 
     def _adopt(self, found: Restored) -> None:
         """Take the present state as that of the last commit, from which the program was made."""
         self._held, self._digests, self.cut = found.held, Digests(found.digests), dict(self.store.cut)
+        self._generator_key = found.generator
         self._detach()
 
     # -- what it is ----------------------------------------------------------------------------------------------------
@@ -155,9 +158,10 @@ class Life:
                 self._tracker.forget(failed)
                 self._undo -= failed
             train = None if self.training is None else self.training.train
-            if self._structure is None or self._structure.key != structure_key(p):
+            generator = self._generator_key
+            if self._structure is None or self._structure.key != structure_key(p, generator):
                 optimizer = None if train is None else train.optimizer
-                self._structure = structure_of(p, optimizer, self._held, self._digests)
+                self._structure = structure_of(p, optimizer, self._held, self._digests, generator)
             holdings = contents(p, train)
             tensors: dict[str, Payload] = {}
             for name in self._tracker.changed(holdings):
@@ -236,6 +240,7 @@ class Life:
         run = Segment(self, train, Figures(self.age), contract, data, scheduler, rng or default_generator())
         self._log_edits()
         self.training, self._detached, self._held, self._named = run, set(), HeldMoments(), {}
+        self._generator_key = key_of(self.program, run.parts["rng"])
         self.log.add("segment_start", self.age, {**contract, "seed": run.parts["rng"].seed})
         return run
 
@@ -271,6 +276,8 @@ class Life:
             known = self.program.weights.promise_of(variable.data)
             if known is None or known.reference is None:
                 variable.own()
+        if self._generator_key is not None and self.program.weights.has_key(self._generator_key):
+            generator.key = self.program.weights.at_key(self._generator_key)
         self._tracker.note(contents(self.program, train))
         self.training, self._detached, self._structure = run, set(), None
         if run.figures.ended:
@@ -342,7 +349,7 @@ class Life:
         optimizer = run.train.optimizer
         if isinstance(optimizer, Optimizer):
             for parameter, state in list(optimizer.state.items()):
-                arrays = {v.name.removeprefix(f"{state.name}."): v.data.copy() for v in state.variables()}
+                arrays = {label: v.data.copy() for label, v in state_variables(state).items()}
                 self._held.add(optimizer.name, parameter, arrays)
         self._detach()
 
@@ -490,7 +497,7 @@ class Life:
         if not isinstance(optimizer, Optimizer) or not isinstance(variable, Parameter):
             return None
         state = optimizer.state_of(variable)
-        arrays = {v.name.removeprefix(f"{state.name}."): v.data.copy() for v in state.variables()}
+        arrays = {label: v.data.copy() for label, v in state_variables(state).items()}
         return optimizer.name, arrays
 
     def verify(self) -> Verified:
@@ -579,6 +586,7 @@ def birth(
         lock = HeldLock(temporary / LOCK)
         store = Store.create(temporary, durable=durable == "power")
         life = Life(temporary, identity, program, log, store, model=model, lock=lock, asynchronous=asynchronous)
+        life._generator_key = key_of(program, default_generator())
         life.commit()
         identity.write(temporary)
     life._move(folder)

@@ -14,6 +14,7 @@ from graphwright.array import NDArray, Spec, from_numpy
 from graphwright.autograd import Parameter, Tensor, Variable
 from graphwright.autograd.variable import ShapeChange
 from graphwright.lifecycle.store import Fold
+from graphwright.optim.checkpoint import state_variables
 from graphwright.optim.optimizer import Optimizer, moment_remap
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def give_moments(held: HeldMoments, optimizer: Optimizer) -> None:
         if isinstance(moments.variable, Parameter) and moments.arrays:
             labels = [label for label in moments.arrays if label not in ("steps", "master", *optimizer.extra_moments)]
             state = optimizer.state_of(moments.variable, labels)
-            for v in state.variables():
-                array = moments.arrays.get(v.name.removeprefix(f"{state.name}."))
+            for label, v in state_variables(state).items():
+                array = moments.arrays.get(label)
                 if array is not None and array.spec == v.spec:
                     v.assign(Tensor(array))

@@ -221,6 +221,11 @@ def data_facts(data: Any) -> dict[str, Any]:
     return {"name": type(dataset).__name__, "digest": digest, "items": items}
 
 
+def key_of(p: Program, generator: Generator) -> str | None:
+    """Return the key of the weight that is the key of a generator; None if the program does not use it."""
+    return next((key for key, variable in p.weights.items() if variable is generator.key), None)
+
+
 def default_generator() -> Generator:
     """Return the default random generator."""
     return rng

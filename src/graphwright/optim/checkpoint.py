@@ -336,13 +336,18 @@ def optimizer_states(optimizer: Optimizer) -> Iterator[tuple[Parameter, ParamSta
             yield p, optimizer.state_of(p, names)
 
 
+def state_variables(state: ParamState) -> dict[str, Variable]:
+    """Return a dict from labels to the variables of a state: `steps`, the moments, and `master` weights."""
+    return {v.name.removeprefix(f"{state.name}."): v for v in state.variables()}
+
+
 def _optimizer_variables(optimizer: Optimizer, keys: Mapping[int, str]) -> dict[str, Variable]:
     """Return the variables of an optimizer by name; `keys` maps the id of a parameter to its key in the model."""
     found = {group.rate.name: group.rate for group in optimizer.param_groups}
     for p, state in optimizer_states(optimizer):
         wanted = f"{optimizer.name}.{keys[id(p)]}" if id(p) in keys else state.name
-        for variable in state.variables():
-            name = f"{wanted}{variable.name.removeprefix(state.name)}"
+        for label, variable in state_variables(state).items():
+            name = f"{wanted}.{label}"
             found[next(n for n in chain([name], (f"{name}_{i}" for i in count(2))) if n not in found)] = variable
     return found
 
