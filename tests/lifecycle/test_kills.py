@@ -200,3 +200,21 @@ def test_a_training_continues_on_a_full_disk_and_writes_everything_later(tmp_pat
         train(run, data, age)
     assert everything(life) == everything(whole)
     assert lf.open(tmp_path / "life", readonly=True).program.hash() == whole.program.hash()
+
+
+def test_an_error_after_the_rename_does_not_undo_the_commit(tmp_path, monkeypatch):
+    """The directory could not be fsynced: the commit is there, and the next one builds on it."""
+    life, run, data = begin(tmp_path / "life")
+    train(run, data, 1)
+
+    def broken(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as m:
+        m.setattr("graphwright.files.atomic.fsync_directory", broken)
+        train(run, data, 2)
+    assert (life.lag, life.store.last.step) == (0, 2)
+    assert lf.open(tmp_path / "life", readonly=True).age == 2
+    train(run, data, 3)
+    life.verify()
+    assert [c.step for c in life.store.commits] == [0, 1, 2, 3]

@@ -349,3 +349,17 @@ def test_a_model_lives_and_is_exported(tmp_path):
         lf.open(tmp_path / "life", readonly=True).export(tmp_path / "x")
     with pytest.raises(lf.SubstrateMismatch):
         lf.open(tmp_path / "life", like=program())
+
+
+@pytest.mark.parametrize("name", ["weights.x", "model", "../../model.x"])
+def test_tensors_of_unknown_names_are_refused(written, tmp_path, name):
+    folder = tmp_path / "copy"
+    shutil.copytree(written, folder)
+    path = max((folder / "commits").iterdir())
+    with safe_open(path, "np") as file:
+        record = json.loads(file.metadata()["graphwright.life"])
+    record["tensors"] = {name: next(iter(record["tensors"].values()))}
+    metadata = {"graphwright.life": json.dumps(record), "format": "pt"}
+    save_file({name: np.zeros(3, np.float32)}, path, metadata)
+    with pytest.raises(lf.CommitDamaged, match="no commit"):
+        lf.open(folder)

@@ -9,6 +9,7 @@ from bonsai import X, again, begin, everything, loader, program, step, train
 import graphwright as gw
 from graphwright import lifecycle as lf
 from graphwright import optim
+from graphwright.optim.checkpoint import state_variables
 from graphwright.program.editing.journal import AUTHORS
 from graphwright.program.errors import NotUndoable
 
@@ -51,7 +52,7 @@ def cared(run, data, age: int, care=None) -> None:
 
 def moments(life: lf.Life, run: lf.Segment) -> tuple[bytes, ...]:
     state = run.train.optimizer.state_of(life.program.weights["0.weight"])
-    return tuple(np.asarray(v.numpy()).tobytes() for v in state.variables())
+    return tuple(np.asarray(v.numpy()).tobytes() for v in state_variables(state).values())
 
 
 def test_a_controllers_change_is_an_entry_with_an_annotation_and_an_event(tmp_path):
@@ -226,3 +227,22 @@ def test_a_manual_edit_and_its_undo_are_events(tmp_path):
         (2, "undo: manual", "human"),
     ]
     life.verify()
+
+
+def test_moments_begin_again_after_another_change_of_shape(tmp_path):
+    """A weight of another shape that is not a cut or growth of an axis has no moments."""
+    life, run, data = begin(tmp_path / "life")
+    train(run, data, 3)
+    life.close()
+    life = lf.open(tmp_path / "life")
+    chance = np.random.default_rng(0)
+    with life.program.edit("another width") as e:
+        for key, shape in {"0.weight": (20, 8), "0.bias": (20,), "3.weight": (3, 20)}.items():
+            e.set_weight(key, chance.normal(size=shape))
+    life.commit()
+    life.close()
+    life, run, data = again(tmp_path / "life")
+    assert not any(any(part) for part in moments(life, run))
+    assert float(run.train.optimizer.state_of(life.program.weights["3.bias"]).steps.numpy()) == 3
+    train(run, data, 5)
+    life.commit(verify=True)
