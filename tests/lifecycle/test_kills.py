@@ -49,7 +49,7 @@ def child(folder: Path, asynchronous: bool) -> subprocess.Popen:
 def test_a_killed_process_resumes_with_the_same_bits(tmp_path, asynchronous):
     """Kills of a training process at random moments; the state after each is that of a run without interruptions."""
     folder, chance, ages = tmp_path / "life", random.Random(asynchronous), [0]
-    for _ in range(deep(25, 3)):
+    for _ in range(deep(25, 2)):
         with child(folder, asynchronous) as process:
             try:
                 assert process.stdout is not None
@@ -157,7 +157,7 @@ def test_a_fault_at_any_file_operation_leaves_the_old_or_the_new_state(trial, ki
         if hit is None:
             break
         trial.check(folder, f"{kind} at {at}: {hit}", ("old", "new") if failed else ("new",))
-        at += 1 if kind in ("ENOSPC", "short") else deep(1, 5)
+        at += deep(1, 2 if kind == "ENOSPC" else 4)
     assert at > 2
 
 

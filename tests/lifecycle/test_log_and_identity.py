@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bonsai import X, again, begin, program, step, train
-from test_undo_of_lives import cared
+from bonsai import X, again, begin, cared, program, step, train
 
 import graphwright as gw
 from graphwright import lifecycle as lf

@@ -7,8 +7,7 @@ from collections import Counter
 from xml.etree import ElementTree
 
 import pytest
-from bonsai import begin, train
-from test_undo_of_lives import cared
+from bonsai import begin, cared, train
 
 from graphwright import lifecycle as lf
 from graphwright.graph import Chain

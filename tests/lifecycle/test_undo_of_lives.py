@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from bonsai import X, again, begin, everything, loader, program, step, train
+from bonsai import Reborn, X, again, begin, cared, everything, loader, program, step, train
 
 import graphwright as gw
 from graphwright import lifecycle as lf
@@ -14,40 +14,6 @@ from graphwright.program.editing.journal import AUTHORS
 from graphwright.program.errors import NotUndoable
 
 pytestmark = pytest.mark.usefixtures("warm")
-
-
-class Reborn:
-    """A controller that replaces the hidden layer's weight by a new parameter under the same path and key."""
-
-    def __init__(self, every: int = 4) -> None:
-        self.every = every
-
-    def propose(self, view):
-        if view.age % self.every:
-            return [lf.Proposal("alarm", "0", "the loss rose", {"d": -3.5})] if view.age == 2 else []
-        value = np.full((16, 8), view.age / 100, np.float32)
-
-        def apply(e):
-            before = e.program.node("0.weight")
-            (edge,) = e.program.out_edges(before)
-            e.rename(before, "old")
-            e.rewire(edge, e.param("0.weight", value, key="new"))
-            e.remove("old")
-            e.rename("0.weight", "0.weight", key="0.weight")
-
-        return [lf.Proposal("expert_reborn", "0.weight", "dead", {"r": 0.01}, apply)]
-
-    def figures(self):
-        return {"pi": 0.4}
-
-
-def cared(run, data, age: int, care=None) -> None:
-    care = care or Reborn()
-    while run.age < age:
-        for batch in data:
-            run.step(batch, care)
-            if run.age == age:
-                return
 
 
 def moments(life: lf.Life, run: lf.Segment) -> tuple[bytes, ...]:
