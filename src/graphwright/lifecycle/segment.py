@@ -134,6 +134,7 @@ class Segment:
         alarms = sum(e.kind == "alarm" for e in life.log if e.step > figures.start)
         facts = {**figures.to_json(), "alarms": alarms}
         facts |= {"curve": {"stride": figures.curve.stride, "points": figures.curve.points}}
+        facts["measured"] = figures.summary()
         del facts["ended"]
         life.log.add("segment_end", life.age, facts)
         life._leave(self)
