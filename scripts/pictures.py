@@ -6,6 +6,8 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -315,6 +317,14 @@ def on_policy() -> str:
     return chart(shapes, HEIGHT + 36)
 
 
+def life() -> str:
+    """The life of `examples/life.py`, without the kill."""
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()):
+        found = example("life")["live"](Path(folder) / "life", 400, 200)
+        found.close()
+        return found.to_svg()
+
+
 def _change(p: gw.Program, *opened: str) -> str:
     """Block 1 against what it was before the last edit, with some of its modules opened."""
     return p.to_svg(diff=p.at(-1), expanded={"layers", "layers.1", *opened})
@@ -337,8 +347,9 @@ PICTURES = {
     "evolved.svg": evolved,
     "grid_task.svg": grid_task,
     "on_policy.svg": on_policy,
+    "life.svg": life,
 }
-TRAINED = {"gates.svg", "attention.svg", "orthogonal.svg", "skips.svg", "evolved.svg"}
+TRAINED = {"gates.svg", "attention.svg", "orthogonal.svg", "skips.svg", "evolved.svg", "life.svg"}
 """Those that take seconds."""
 
 if __name__ == "__main__":

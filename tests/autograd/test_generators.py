@@ -263,3 +263,12 @@ def test_the_state_of_the_default_generator_is_a_tensor() -> None:
     with pytest.raises(UsageError, match="state"):
         gw.set_rng_state(gw.zeros(3))
     gw.manual_seed(0)
+
+
+def test_two_generators_of_one_key_advance_together() -> None:
+    first, second = Generator(5), Generator(6)
+    second.key = first.key
+    first.next_step()
+    assert (second.seed, second.step) == (5, 1)
+    with pytest.raises(UsageError, match="not the key"):
+        second.key = Parameter(np.zeros(3, np.float32))

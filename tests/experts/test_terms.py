@@ -33,7 +33,7 @@ def layer(**options) -> nn.MoE:
     return m
 
 
-def step(m: nn.Module, x: np.ndarray, seed: int = 3) -> list[ex.RoutedLayer]:
+def step(m: nn.Module, x: np.ndarray, seed: int = 3) -> list[ex.ObservedLayer]:
     """Run and differentiate Σ u·y for random u."""
     with ex.observe(m) as layers:
         y = m(gw.tensor(x))
@@ -41,7 +41,7 @@ def step(m: nn.Module, x: np.ndarray, seed: int = 3) -> list[ex.RoutedLayer]:
     return layers
 
 
-def routing(r: ex.RoutedLayer) -> tuple[np.ndarray, ...]:
+def routing(r: ex.ObservedLayer) -> tuple[np.ndarray, ...]:
     """(ℓ, mask) of a layer."""
     return r.logits.numpy(), r.mask.numpy()
 
@@ -50,7 +50,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
 
 
-def moved(r: ex.RoutedLayer, p: Tensor, t: Tensor, eta: Tensor) -> ex.RoutedLayer:
+def moved(r: ex.ObservedLayer, p: Tensor, t: Tensor, eta: Tensor) -> ex.ObservedLayer:
     return replace(r, prototypes=[p[e] for e in range(E)], thresholds=[t[e] for e in range(E)], eta=eta)
 
 

@@ -64,3 +64,37 @@ def train(run: lf.Segment, data: DataLoader, steps: int) -> list[float]:
 def everything(life: lf.Life) -> dict[str, str]:
     """Name -> digest of every tensor of the last commit, moments and counts included."""
     return {name: home.digest for name, home in life.store.fold.items()}
+
+
+class Reborn:
+    """A controller that replaces the hidden layer's weight by a new parameter under the same path and key."""
+
+    def __init__(self, every: int = 4) -> None:
+        self.every = every
+
+    def propose(self, view):
+        if view.age % self.every:
+            return [lf.Proposal("alarm", "0", "the loss rose", {"d": -3.5})] if view.age == 2 else []
+        value = np.full((16, 8), view.age / 100, np.float32)
+
+        def apply(e):
+            before = e.program.node("0.weight")
+            (edge,) = e.program.out_edges(before)
+            e.rename(before, "old")
+            e.rewire(edge, e.param("0.weight", value, key="new"))
+            e.remove("old")
+            e.rename("0.weight", "0.weight", key="0.weight")
+
+        return [lf.Proposal("expert_reborn", "0.weight", "dead", {"r": 0.01}, apply)]
+
+    def figures(self):
+        return {"pi": 0.4}
+
+
+def cared(run, data, age: int, care=None) -> None:
+    care = care or Reborn()
+    while run.age < age:
+        for batch in data:
+            run.step(batch, care)
+            if run.age == age:
+                return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import numpy as np
 import pytest
 from bonsai import X, Y, again, begin, everything, loader, loss, program, train
 
@@ -128,6 +129,29 @@ def test_the_edits_of_a_branch_are_replayed(tmp_path):
     assert "squashed" in [life.program.path(n) for n in life.program.nodes()]
     assert life.program.journal[-1].why == "an output more"
     assert values(life) == mine
+    life.verify()
+
+
+def test_a_parameter_that_a_branch_added_and_trained_comes_with_its_value_and_moments(tmp_path):
+    life = grown(tmp_path)
+    child = life.fork(tmp_path / "child")
+    with child.program.edit("a second bias, and one that goes again") as e:
+        out = child.program.outputs()[0]
+        more = e.param("more", np.zeros(3, np.float32))
+        e.set_outputs(out=e.add("add", out, more, name="more.sum"))
+        e.param("brief", np.ones(5, np.float32))
+    with child.program.edit("it goes") as e:
+        e.remove("brief")
+    train_only(child, ("more",))
+    train_only(life, ("0.weight",))
+    mine = values(life)
+    child.close()
+    found = life.merge(tmp_path / "child")
+    assert "more" in found.taken
+    theirs = values(lf.open(tmp_path / "child", readonly=True))
+    assert values(life) == {**mine, "more": theirs["more"]}
+    assert any(np.frombuffer(theirs["more"], np.float32))
+    assert "optimizer.adamw.more.m" in everything(life)
     life.verify()
 
 

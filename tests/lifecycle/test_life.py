@@ -39,6 +39,22 @@ def test_a_resumed_training_has_the_same_losses_and_the_same_bytes(tmp_path, who
     assert (losses, everything(life), life.program.hash()) == whole
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_resumed_training_is_equal_for_each_number_of_threads(tmp_path, threads):
+    before = gw.get_num_threads()
+    gw.set_num_threads(threads)
+    try:
+        life, run, data = begin(tmp_path / "whole")
+        wanted = train(run, data, 6), everything(life)
+        life, run, data = begin(tmp_path / "life")
+        losses = train(run, data, 3)
+        life.close()
+        life, run, data = again(tmp_path / "life")
+        assert (losses + train(run, data, 6), everything(life)) == wanted
+    finally:
+        gw.set_num_threads(before)
+
+
 def test_every_commit_is_a_safetensors_file_of_what_changed(tmp_path):
     life, run, data = begin(tmp_path / "life")
     train(run, data, 3)
@@ -168,3 +184,22 @@ def test_birth_refuses_what_it_cannot_begin(tmp_path):
     with pytest.raises(UsageError, match="durable"):
         lf.birth(program(), tmp_path / "x", name="x", durable="never")
     assert not (tmp_path / "x").exists()
+
+
+def test_eager_draws_beside_a_program_with_dropout_are_resumed(tmp_path):
+    """Dropout advances the default generator, from which eager code draws noise between two steps."""
+
+    def noisy(run, age: int) -> list[float]:
+        losses = []
+        while run.age < age:
+            noise = gw.rand(8, 8).numpy()
+            losses.append(run.step([X[:8] + noise, Y[:8]]))
+        return losses
+
+    _, run, _ = begin(tmp_path / "whole")
+    wanted = noisy(run, 9)
+    life, run, _ = begin(tmp_path / "life")
+    losses = noisy(run, 4)
+    life.close()
+    _, run, _ = again(tmp_path / "life")
+    assert losses + noisy(run, 9) == wanted

@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bonsai import X, again, begin, program, step, train
-from test_undo_of_lives import cared
+from bonsai import X, again, begin, cared, program, step, train
 
 import graphwright as gw
 from graphwright import lifecycle as lf
@@ -64,7 +63,7 @@ def written(tmp_path_factory) -> Path:
     life, run, data = begin(folder)
     with run:
         cared(run, data, 9)
-    with life.program.edit("by hand") as e:
+    with life.program.edit("manual") as e:
         e.set_weight("0.bias", lambda w: w * 0)
     life.program.undo()
     with life.segment(step(life.program), data, objective="again") as run:
@@ -147,6 +146,7 @@ def test_the_run_is_reconstructed_from_the_log_alone(written):
     assert [point["step"] for point in curve] == list(range(1, 10))
     assert (curve[0]["loss"], curve[-1]["loss"]) == (ends[0]["loss_first"], ends[0]["loss_last"])
     assert ends[0]["alarms"] == 1
+    assert ends[0]["measured"] == {"pi": {"mean": pytest.approx(0.4), "least": 0.4}}
 
 
 def test_unknown_events_and_facts_are_refused():

@@ -45,7 +45,7 @@ class Experts:
         return {}
 
     def options(self):
-        return {"kind": "by hand"}
+        return {"kind": "eager"}
 
     def __call__(self, feeds):
         for p in self.source.parameters():
@@ -82,7 +82,7 @@ def test_a_commit_writes_the_experts_that_were_trained(tmp_path):
 
 
 def test_no_change_is_missed_and_no_clean_tensor_is_written(tmp_path):
-    """Random experts, writes by hand in place, replaced arrays, edits and undo: `verify` compares all digests."""
+    """Random experts, manual writes in place, replaced arrays, edits and undo: `verify` compares all digests."""
     life, run, train_ = experts(tmp_path / "life")
     chance = np.random.default_rng(0)
     p, before = train_.source, {}
@@ -90,7 +90,7 @@ def test_no_change_is_missed_and_no_clean_tensor_is_written(tmp_path):
         train_.touched = [int(i) for i in chance.choice(EXPERTS, 3, replace=False)]
         run.step({"x": 0})
         action, key = chance.integers(6), f"experts.{chance.integers(EXPERTS)}"
-        if action == 0:  # by hand, in place
+        if action == 0:  # manual, in place
             p.weights[key].assign(p.weights[key] * 2.0)
         elif action == 1:  # a write of the same bytes
             p.weights[key].assign(p.weights[key] * 1.0)
@@ -186,14 +186,14 @@ def test_an_earlier_commit_can_be_opened_and_what_is_after_it_goes(tmp_path):
 
 
 class SlowWriter:
-    """Lets each commit wait until it is told to go on."""
+    """Lets each commit wait for a permit."""
 
     def __init__(self, monkeypatch) -> None:
         self.go, real = threading.Semaphore(0), Store.write
 
-        def write(store, batch):
+        def write(store, batch, **options):
             assert self.go.acquire(timeout=30)
-            return real(store, batch)
+            return real(store, batch, **options)
 
         monkeypatch.setattr(Store, "write", write)
 
@@ -223,7 +223,7 @@ def test_a_failure_in_the_writers_thread_reaches_the_training(tmp_path, monkeypa
     train(run, data, 1)
     life.commit()
 
-    def broken(store, batch):
+    def broken(store, batch, **options):
         raise RuntimeError("a defect")
 
     with monkeypatch.context() as m:
@@ -349,3 +349,17 @@ def test_a_model_lives_and_is_exported(tmp_path):
         lf.open(tmp_path / "life", readonly=True).export(tmp_path / "x")
     with pytest.raises(lf.SubstrateMismatch):
         lf.open(tmp_path / "life", like=program())
+
+
+@pytest.mark.parametrize("name", ["weights.x", "model", "../../model.x"])
+def test_tensors_of_unknown_names_are_refused(written, tmp_path, name):
+    folder = tmp_path / "copy"
+    shutil.copytree(written, folder)
+    path = max((folder / "commits").iterdir())
+    with safe_open(path, "np") as file:
+        record = json.loads(file.metadata()["graphwright.life"])
+    record["tensors"] = {name: next(iter(record["tensors"].values()))}
+    metadata = {"graphwright.life": json.dumps(record), "format": "pt"}
+    save_file({name: np.zeros(3, np.float32)}, path, metadata)
+    with pytest.raises(lf.CommitDamaged, match="no commit"):
+        lf.open(folder)

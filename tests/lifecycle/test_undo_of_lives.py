@@ -4,49 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from bonsai import X, again, begin, everything, loader, program, step, train
+from bonsai import Reborn, X, again, begin, cared, everything, loader, program, step, train
 
 import graphwright as gw
 from graphwright import lifecycle as lf
 from graphwright import optim
 from graphwright.program.editing.journal import AUTHORS
 from graphwright.program.errors import NotUndoable
+from graphwright.program.weights import array_digest
 
 pytestmark = pytest.mark.usefixtures("warm")
-
-
-class Reborn:
-    """A controller that replaces the hidden layer's weight by a new parameter under the same path and key."""
-
-    def __init__(self, every: int = 4) -> None:
-        self.every = every
-
-    def propose(self, view):
-        if view.age % self.every:
-            return [lf.Proposal("alarm", "0", "the loss rose", {"d": -3.5})] if view.age == 2 else []
-        value = np.full((16, 8), view.age / 100, np.float32)
-
-        def apply(e):
-            before = e.program.node("0.weight")
-            (edge,) = e.program.out_edges(before)
-            e.rename(before, "old")
-            e.rewire(edge, e.param("0.weight", value, key="new"))
-            e.remove("old")
-            e.rename("0.weight", "0.weight", key="0.weight")
-
-        return [lf.Proposal("expert_reborn", "0.weight", "dead", {"r": 0.01}, apply)]
-
-    def figures(self):
-        return {"pi": 0.4}
-
-
-def cared(run, data, age: int, care=None) -> None:
-    care = care or Reborn()
-    while run.age < age:
-        for batch in data:
-            run.step(batch, care)
-            if run.age == age:
-                return
 
 
 def moments(life: lf.Life, run: lf.Segment) -> tuple[bytes, ...]:
@@ -54,7 +21,7 @@ def moments(life: lf.Life, run: lf.Segment) -> tuple[bytes, ...]:
     return tuple(np.asarray(v.numpy()).tobytes() for v in state.variables().values())
 
 
-def test_a_controllers_change_is_an_entry_with_a_remark_and_an_event(tmp_path):
+def test_a_controllers_change_is_an_entry_with_an_annotation_and_an_event(tmp_path):
     life, run, data = begin(tmp_path / "life")
     cared(run, data, 4)
     entry = life.program.journal[-1]
@@ -213,16 +180,52 @@ def test_a_saved_training_after_a_rebirth_is_loaded_into_a_new_optimizer(tmp_pat
     assert isinstance(other.optimizer, optim.AdamW)
 
 
-def test_an_edit_by_hand_and_its_undo_are_events(tmp_path):
+def test_a_manual_edit_and_its_undo_are_events(tmp_path):
     life, run, data = begin(tmp_path / "life")
     train(run, data, 1)
-    with life.program.edit("by hand") as e:
+    with life.program.edit("manual") as e:
         e.set_weight("0.bias", np.zeros(16, np.float32))
     train(run, data, 2)
     life.program.undo()
     train(run, data, 3)
     assert [(e.step, e.facts["why"], e.facts["author"]) for e in life.log.of("edit")] == [
-        (1, "by hand", "human"),
-        (2, "undo: by hand", "human"),
+        (1, "manual", "human"),
+        (2, "undo: manual", "human"),
     ]
     life.verify()
+
+
+def test_moments_begin_again_after_another_change_of_shape(tmp_path):
+    """A weight of another shape that is not a cut or growth of an axis has no moments."""
+    life, run, data = begin(tmp_path / "life")
+    train(run, data, 3)
+    life.close()
+    life = lf.open(tmp_path / "life")
+    chance = np.random.default_rng(0)
+    with life.program.edit("another width") as e:
+        for key, shape in {"0.weight": (20, 8), "0.bias": (20,), "3.weight": (3, 20)}.items():
+            e.set_weight(key, chance.normal(size=shape))
+    life.commit()
+    life.close()
+    life, run, data = again(tmp_path / "life")
+    assert not any(any(part) for part in moments(life, run))
+    assert float(run.train.optimizer.state_of(life.program.weights["3.bias"]).steps.numpy()) == 3
+    train(run, data, 5)
+    life.commit(verify=True)
+
+
+def test_the_edits_of_a_controller_replayed_at_their_steps_give_the_same_weights(tmp_path):
+    life, run, data = begin(tmp_path / "life")
+    cared(run, data, 11)
+    at = {event.step: life.program.journal[event.facts["entry"]] for event in life.log.of("expert_reborn")}
+    assert sorted(at) == [4, 8]
+    p, batches = program(), loader()
+    train_ = step(p)
+    for age, batch in zip(range(1, 12), [b for _ in range(2) for b in batches], strict=False):
+        train_(dict(zip(("x", "y"), batch, strict=True)))
+        if age in at:  # the commit of the step has the value of the new parameter before it was trained
+            values = [life.at(age).weights["0.weight"].data]
+            gw.replay([at[age]], onto=p, payloads={array_digest(v): v for v in values})
+    assert {k: v.numpy().tobytes() for k, v in p.weights.items()} == {
+        k: v.numpy().tobytes() for k, v in life.program.weights.items()
+    }

@@ -21,7 +21,7 @@ from graphwright.autograd.names import METHOD, named
 from graphwright.autograd.recorder import Recorder, active_recorder, scoped
 from graphwright.autograd.shapes import ints
 from graphwright.autograd.tensor import Tensor
-from graphwright.autograd.variable import HostVariable
+from graphwright.autograd.variable import HostVariable, Variable
 from graphwright.errors import UsageError
 from graphwright.ops import call
 
@@ -43,7 +43,7 @@ class Generator:
     """
 
     def __init__(self, seed: int = 0) -> None:
-        self._key = HostVariable(from_numpy(np.zeros(2, np.int64)), name="rng")
+        self._key: Variable = HostVariable(from_numpy(np.zeros(2, np.int64)), name="rng")
         self._stream = 0
         self._traces: WeakKeyDictionary[Recorder, _TracedKey] = WeakKeyDictionary()
         self.manual_seed(seed)
@@ -57,6 +57,22 @@ class Generator:
     def step(self) -> int:
         """The step, 0 .. 2³²-1."""
         return int(self._key.data.to_numpy()[1])
+
+    @property
+    def key(self) -> Variable:
+        """The variable with seed and step, int64 [2]; a program that was traced with random ops has it as a state.
+
+        Setting it makes the generator use another one, such as that of a program that was loaded, so that runs of the
+        program and eager code advance the same steps.
+        """
+        return self._key
+
+    @key.setter
+    def key(self, variable: Variable) -> None:
+        if variable.data.spec != self._key.data.spec:
+            expected, got = self._key.data.spec, variable.data.spec
+            raise UsageError("the variable is not the key of a generator", expected=expected, got=got)
+        self._key = variable
 
     def manual_seed(self, seed: int) -> Generator:
         """Restart at step 0 and stream 0 of a seed; return the generator itself."""

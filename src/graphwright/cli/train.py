@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from graphwright.cli.common import Command, Output, Overwrite, argument, bar, flag, option, read_text
+from graphwright.errors import UsageError
+from graphwright.progress import ProgressCallback
 
 if TYPE_CHECKING:
-    from graphwright.models.train import TrainOptions
+    from graphwright.lifecycle import Life
+    from graphwright.models import Model
+    from graphwright.models.train import Trainer, TrainOptions
 
 
 @Command(
@@ -25,14 +29,15 @@ def train(
     bf16: Annotated[bool, flag("--bf16", "Matrix products in bfloat16.")] = False,
     state: Annotated[Path | None, option("DIR", "State to resume from, written every --save-every steps.")] = None,
     save_every: Annotated[int, option("N", "Steps between two states.", min=1)] = 100,
+    life: Annotated[Path | None, option("DIR", "Life to begin or resume, with a commit after every step.")] = None,
     held_out: Annotated[Path | None, option("FILE", "File to measure bits per byte on, before and after.")] = None,
     *,
     options: TrainOptions,
 ) -> Output:
     """Train a model, or a config from scratch, on a text file.
 
-    Uses AdamW with warm-up, cosine decay and gradient clipping; the whole step is one plan. With --state, the same
-    command resumes an interrupted training.
+    Uses AdamW with warm-up, cosine decay and gradient clipping; the whole step is one plan. With --state or --life, the
+    same command resumes an interrupted training.
     """
     from graphwright.files import check_free
     from graphwright.models import open
@@ -40,37 +45,34 @@ def train(
     from graphwright.models.open import create
     from graphwright.models.train import Trainer
 
+    if life is not None and state is not None:
+        raise UsageError("--life and --state were both given", fix="a life needs no state: leave out --state")
     if out is not None:
         check_free(out, overwrite)  # before the training
     words, held = read_text(text), None if held_out is None else read_text(held_out)
     scratch = source.endswith(".json")
     model = create(Config.read(Path(source).parent, Path(source).name), seed=options.seed) if scratch else open(source)
     recipe = replace(options, autocast="bfloat16" if bf16 else "")
+    living = None if life is None else _living(life, model, options.seed)
+    if living is not None:
+        model = living.model
     trainer = Trainer(model, words, recipe)
     facts: dict[str, Any] = {"parameters": model.inspect().parameters, "options": asdict(recipe)}
-    losses: list[float] = []
     with bar() as progress:
         if held is not None:
             facts["bits_per_byte"] = {"before": model.perplexity(held, progress=progress).bits_per_byte}
         if state is not None and (state / "train.json").is_file():
             trainer.load(state)
             facts["resumed_at"] = trainer.done
-        with model.program.edit(f"train on {text.name}", author="human", tool="graphwright train"):
-            while trainer.done < recipe.steps:
-                done = trainer.done
-                try:
-                    made = trainer.run(min(save_every, recipe.steps - done), progress=progress)
-                except KeyboardInterrupt:
-                    raise KeyboardInterrupt(_saved(state, done)) from None
-                losses += made.losses
-                facts["tokens_per_s"] = made.tokens_per_s
-                if state is not None:
-                    trainer.save(state)
+        if living is not None:
+            losses = _live(living, trainer, text, facts, progress)
+        else:
+            losses = _train(trainer, text, state, save_every, facts, progress)
         if held is not None:
             facts["bits_per_byte"]["after"] = model.perplexity(held, progress=progress).bits_per_byte
     first, last = (losses[0], losses[-1]) if losses else (None, None)
     facts |= {"steps": trainer.done, "loss": {"first": first, "last": last}}
-    lines = [f"the training is complete: the state in {state} is at step {trainer.done}"]
+    lines = [f"the training is complete: the state in {life or state} is at step {trainer.done}"]
     if losses:
         speed = f"{facts['tokens_per_s']:,.0f} token/s"
         lines = [f"{len(losses)} steps, loss {first:.4f} -> {last:.4f} nats per token, {speed}"]
@@ -80,6 +82,58 @@ def train(
         facts["out"] = _write(model, out, scratch, overwrite)
         lines.append(f"wrote {out}: {facts['out']}")
     return Output(facts, "\n".join(lines))
+
+
+def _train(
+    trainer: Trainer, text: Path, state: Path | None, save_every: int, facts: dict[str, Any],
+    progress: ProgressCallback | None,
+) -> list[float]:  # fmt: skip
+    """Train as one journal entry, and save the state every `save_every` steps; return the losses."""
+    losses: list[float] = []
+    with trainer.model.program.edit(f"train on {text.name}", author="human", tool="graphwright train"):
+        while trainer.done < trainer.options.steps:
+            done = trainer.done
+            try:
+                made = trainer.run(min(save_every, trainer.options.steps - done), progress=progress)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(_saved(state, done)) from None
+            losses += made.losses
+            facts["tokens_per_s"] = made.tokens_per_s
+            if state is not None:
+                trainer.save(state)
+    return losses
+
+
+def _living(directory: Path, model: Model, seed: int) -> Life:
+    """Open the life in a directory, or begin one."""
+    from graphwright import lifecycle
+
+    if (directory / "identity.json").exists():
+        return lifecycle.open(directory, like=model, asynchronous=True)
+    return lifecycle.birth(model, directory, name=directory.name, seed=seed, asynchronous=True)
+
+
+def _live(
+    life: Life, trainer: Trainer, text: Path, facts: dict[str, Any], progress: ProgressCallback | None
+) -> list[float]:
+    """Train a life with a commit after every step; return the losses of this process."""
+    data = {"name": text.name, "items": len(trainer.ids), **trainer.identity()}
+    before = life.figures
+    with life:
+        facts["life"] = {"id": life.identity.id, "resumed_at": life.age}
+        if before is not None and before.ended and before.steps >= trainer.options.steps:
+            trainer.done = before.steps
+            return []
+        begin = life.resume if life.resumable else life.segment
+        try:
+            with begin(trainer.step, data) as run:
+                trainer.done = run.steps
+                made = trainer.run(progress=progress, take=run.step)
+        except KeyboardInterrupt:
+            text_ = f"{life.store.last.step} steps are saved in {life.folder}; the same command resumes"
+            raise KeyboardInterrupt(text_) from None
+        facts["tokens_per_s"] = made.tokens_per_s
+    return made.losses
 
 
 def _saved(state: Path | None, steps: int) -> str:

@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from graphwright.array import Spec, from_numpy
 from graphwright.errors import UsageError
 from graphwright.files import JsonError, StrPath, UnreadableFile, atomic_directory, atomic_write, read_json
 from graphwright.graph.chain import GENESIS
@@ -27,7 +30,9 @@ from graphwright.program.fork import abstract_fork
 from graphwright.report import Report
 
 if TYPE_CHECKING:
+    from graphwright.array import NDArray
     from graphwright.lifecycle.life import Life
+    from graphwright.program import Program
     from graphwright.program.editing.journal import Entry
 
 _LIMIT = 256 << 20  # bytes of ancestor.json
@@ -102,10 +107,10 @@ def merge(life: Life, other: Life, prefer: str | None) -> Merged:
     ancestor = _common(life, other)
     p, theirs = life.program, other.program
     entries: Sequence[Entry] = theirs.journal[ancestor.entries :]
-    trial = p
+    trial, values = p, _added(entries, theirs)
     if entries:
         trial = abstract_fork(p)
-        replay(entries, onto=trial)
+        replay(entries, onto=trial, payloads=values)
     taken, kept, both = _sides(life, other, ancestor, trial.weights.keys())
     if both and prefer is None:
         raise MergeConflict(life.name, tuple(both))
@@ -115,12 +120,12 @@ def merge(life: Life, other: Life, prefer: str | None) -> Merged:
     if wrong:  # values of one shape, an edit of the other: neither is the other's
         raise MergeConflict(life.name, tuple(wrong))
     if entries:
-        replay(entries, onto=p)
+        replay(entries, onto=p, payloads=values)
     if taken:
         with p.edit(f"merge of {other.name}", author="lifecycle", tool="life.merge") as e:
             for key in taken:
                 e.set_weight(key, theirs.weights[key].data)
-    life.take_moments(other, taken)
+    life._take_moments(other, taken)
     return Merged(tuple(entry.seq for entry in entries), tuple(taken), tuple(kept))
 
 
@@ -137,6 +142,23 @@ def _common(life: Life, other: Life) -> Ancestor:
             return first
     raise UsageError("the lives have no common commit", where=life.name, got=other.name,
                      fix="only a fork and its parent, or two forks of one state, can be merged")  # fmt: skip
+
+
+def _added(entries: Sequence[Entry], theirs: Program) -> dict[str, NDArray]:
+    """Return a value for each weight that entries add, by its digest in the journal.
+
+    The value with which a parameter was added is gone once it was trained. The merge sets the present one anyway; a
+    parameter that was removed again has zeros until then.
+    """
+    found: dict[str, NDArray] = {}
+    records = (r for entry in entries for r in entry.edits if r["edit"] == "AddNode")
+    for record in (r for r in records if "blake2b" in r.get("payload", {})):
+        spec, key = Spec.from_json(record["payload"]["spec"]), record["attrs"]["key"]
+        now = theirs.weights.array(key) if theirs.weights.has_key(key) else None
+        if now is None or now.spec != spec:
+            now = from_numpy(np.zeros(spec.sizes, spec.dtype.numpy), bits=spec.dtype)
+        found[record["payload"]["blake2b"]] = now
+    return found
 
 
 def _sides(life: Life, other: Life, ancestor: Ancestor, keys: Any) -> tuple[list[str], list[str], list[str]]:

@@ -8,10 +8,9 @@ the structure file, the log and the journal that it names are written before.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +65,10 @@ class Record:
 
     def metadata(self) -> dict[str, str]:
         """Return the metadata of the file. Raises: UsageError if a state is not JSON."""
-        values = {"schema": SCHEMA, **asdict(self), "log": self.log.form(), "journal": self.journal.form()}
-        return {KEY: canonical_json(json.loads(json.dumps(values)))}
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {
+            KEY: canonical_json({**values, "schema": SCHEMA, "log": self.log.form(), "journal": self.journal.form()})
+        }
 
     @classmethod
     def read(cls, metadata: Mapping[str, str], where: Path) -> Record:

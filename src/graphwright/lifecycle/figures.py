@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -61,6 +61,7 @@ class Figures:
         tokens: entries of the first integer input of all batches; 0 without one.
         loss_first, loss_last: loss of the first and of the last step.
         curve: loss, and figures of the controller.
+        measured: sum, number and least of each figure of the controller, over all steps.
         ended: whether the segment is over.
     """
 
@@ -71,6 +72,7 @@ class Figures:
     loss_first: float | None = None
     loss_last: float | None = None
     curve: Curve = field(default_factory=Curve)
+    measured: dict[str, list[float]] = field(default_factory=dict)
     ended: bool = False
 
     def add(self, loss: float, items: int, tokens: int, values: Mapping[str, float]) -> None:
@@ -81,10 +83,22 @@ class Figures:
         self.loss_first = loss if self.loss_first is None else self.loss_first
         self.loss_last = loss
         self.curve.add(self.start + self.steps, {"loss": loss, **values})
+        for name, value in values.items():
+            if isfinite(value):
+                total, count, least = self.measured.get(name, (0.0, 0, value))
+                self.measured[name] = [total + value, count + 1, min(least, value)]
+
+    def summary(self) -> dict[str, dict[str, float]]:
+        """Return mean and least value of each figure of the controller."""
+        return {n: {"mean": total / count, "least": least} for n, (total, count, least) in self.measured.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields as JSON values."""
-        return asdict(self)
+        """Return all fields as JSON values, which later steps do not change."""
+        curve = self.curve
+        waiting = {name: list(pair) for name, pair in curve.waiting.items()}
+        points = {"stride": curve.stride, "points": list(curve.points), "waiting": waiting, "count": curve.count}
+        measured = {name: list(row) for name, row in self.measured.items()}
+        return {**{name: getattr(self, name) for name in self.__slots__}, "curve": points, "measured": measured}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Figures:
@@ -97,4 +111,6 @@ class Figures:
         forms.integer(curve.stride, 1, field="segment.curve.stride")
         curve.points = [dict(point) for point in forms.array(curve.points, None, "segment.curve.points")]
         curve.waiting = {n: list(pair) for n, pair in forms.table(curve.waiting, None, "segment.curve.waiting").items()}
-        return cls(**{**data, "curve": curve})
+        rows = forms.table(data["measured"], None, "segment.measured")
+        measured = {n: list(forms.array(row, 3, "segment.measured")) for n, row in rows.items()}
+        return cls(**{**data, "curve": curve, "measured": measured})

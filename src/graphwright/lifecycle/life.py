@@ -17,7 +17,7 @@ from graphwright.array import BY_TAG, NDArray, Spec, from_numpy
 from graphwright.autograd import Parameter, Tensor
 from graphwright.autograd.random import Generator
 from graphwright.errors import GraphwrightError, UsageError
-from graphwright.files import FileError, HeldLock, StrPath, atomic_directory
+from graphwright.files import FileError, HeldLock, StrPath, atomic_directory, atomic_write
 from graphwright.graph import Chain
 from graphwright.graph.chain import GENESIS
 from graphwright.lifecycle.branches import Merged, make_fork, merge
@@ -28,7 +28,8 @@ from graphwright.lifecycle.figures import Figures
 from graphwright.lifecycle.identity import Identity
 from graphwright.lifecycle.log import LifeLog
 from graphwright.lifecycle.moments import HeldMoments, give_moments, split
-from graphwright.lifecycle.segment import Segment, contract_of, default_generator
+from graphwright.lifecycle.picture import draw
+from graphwright.lifecycle.segment import Segment, contract_of, default_generator, key_of
 from graphwright.lifecycle.store import LOCK, LOG, Batch, Commit, Payload, Store
 from graphwright.lifecycle.structure import MappedFiles, Restored, Structure, restore, structure_key, structure_of
 from graphwright.lifecycle.verify import Divergence, Verified, divergence, verify
@@ -71,7 +72,7 @@ class Life:
         self.model, self.age, self.readonly, self._lock = model, age, readonly, lock
         self.training: Segment | None = None
         self.cut: Mapping[str, int] = {}
-        self.logged = len(program.journal)  # entries of the journal that the log names
+        self._logged = len(program.journal)  # entries of the journal that the log names
         self._writer = Writer(store, asynchronous=asynchronous)
         self._tracker, self._digests = Tracker(), Digests()
         self._structure: Structure | None = None
@@ -81,10 +82,12 @@ class Life:
         self._states: Mapping[str, Any] = {}
         self._detached: set[str] = set()  # names of tensors of a training that is not running
         self._facts: Mapping[str, Any] | None = None
+        self._generator_key: str | None = None
 
-    def adopt(self, found: Restored) -> None:
+    def _adopt(self, found: Restored) -> None:
         """Take the present state as that of the last commit, from which the program was made."""
         self._held, self._digests, self.cut = found.held, Digests(found.digests), dict(self.store.cut)
+        self._generator_key = found.generator
         self._detach()
 
     # -- what it is ----------------------------------------------------------------------------------------------------
@@ -133,7 +136,7 @@ class Life:
             raise self._writer.error
         return self.store.last
 
-    def commit_step(self) -> None:
+    def _commit_step(self) -> None:
         """Write what changed, in the background if the life is asynchronous; a failure shows in `lag` and `reason`."""
         self._check_writable()
         self._writer.check()
@@ -147,16 +150,17 @@ class Life:
         with exclusive(p):
             if p.history.open is not None:
                 raise UsageError("cannot commit while an edit is open", where=p.name, fix="leave the with-block first")
-            self.log_edits()
+            self._log_edits()
             for facts in self._writer.take_compactions():
                 self.log.add("compaction", self.age, facts)
             if failed := self._writer.take_failed():
                 self._tracker.forget(failed)
                 self._undo -= failed
             train = None if self.training is None else self.training.train
-            if self._structure is None or self._structure.key != structure_key(p):
+            generator = self._generator_key
+            if self._structure is None or self._structure.key != structure_key(p, generator):
                 optimizer = None if train is None else train.optimizer
-                self._structure = structure_of(p, optimizer, self._held, self._digests)
+                self._structure = structure_of(p, optimizer, self._held, self._digests, generator)
             holdings = contents(p, train)
             tensors: dict[str, Payload] = {}
             for name in self._tracker.changed(holdings):
@@ -202,13 +206,13 @@ class Life:
             if name not in batch.tensors and (home is None or payload(holding.variable.data).digest() != home.digest):
                 raise CommitDamaged("a change of a tensor was missed", where=name, fix="report this as a defect")
 
-    def log_edits(self) -> None:
+    def _log_edits(self) -> None:
         """Log the journal entries that the log does not name yet."""
         journal = self.program.journal
-        for entry in journal[self.logged :]:
+        for entry in journal[self._logged :]:
             facts = {"entry": entry.seq, "hash": entry.hash, "why": entry.why, "author": entry.author}
             self.log.add("edit", self.age, facts)
-        self.logged = len(journal)
+        self._logged = len(journal)
 
     def _check_writable(self) -> None:
         if self.readonly or self._lock is None:
@@ -233,8 +237,9 @@ class Life:
         self._begin(train)
         contract = contract_of(train, data, scheduler, objective)
         run = Segment(self, train, Figures(self.age), contract, data, scheduler, rng or default_generator())
-        self.log_edits()
+        self._log_edits()
         self.training, self._detached, self._held, self._named = run, set(), HeldMoments(), {}
+        self._generator_key = key_of(self.program, run.parts["rng"])
         self.log.add("segment_start", self.age, {**contract, "seed": run.parts["rng"].seed})
         return run
 
@@ -270,6 +275,8 @@ class Life:
             known = self.program.weights.promise_of(variable.data)
             if known is None or known.reference is None:
                 variable.own()
+        if self._generator_key is not None and self.program.weights.has_key(self._generator_key):
+            generator.key = self.program.weights.at_key(self._generator_key)
         self._tracker.note(contents(self.program, train))
         self.training, self._detached, self._structure = run, set(), None
         if run.figures.ended:
@@ -335,7 +342,7 @@ class Life:
                 part.load_state_dict(before[name])
             raise ResumeMismatch("a state cannot be restored", where=self.folder, got=error) from error
 
-    def leave(self, run: Segment) -> None:
+    def _leave(self, run: Segment) -> None:
         """Write everything and close a segment that ended."""
         self.commit()
         optimizer = run.train.optimizer
@@ -345,7 +352,7 @@ class Life:
                 self._held.add(optimizer.name, parameter, arrays)
         self._detach()
 
-    def suspend(self) -> None:
+    def _suspend(self) -> None:
         """Close the life after an exception in a segment: its program is ahead of its last commit, or within a step."""
         self.close()
 
@@ -360,6 +367,41 @@ class Life:
         self._tracker.note(contents(self.program, None))
 
     # -- events --------------------------------------------------------------------------------------------------------
+    @property
+    def figures(self) -> Figures | None:
+        """Figures of the open segment, else of the last one that a commit has; None without any."""
+        if self.training is not None:
+            return self.training.figures
+        return None if self._facts is None else Figures.from_json(self._facts["segment"])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return identity, age, sizes, segments and counts of events as JSON values."""
+        figures = self.figures
+        ended = [dict(event.facts) for event in self.log.of("segment_end")]
+        rows = [*ended, *([] if figures is None or figures.ended else [figures.to_json()])]
+        columns = ("start", "steps", "items", "tokens", "loss_first", "loss_last")
+        return {
+            "name": self.name,
+            "identity": {"id": self.identity.id, "name": self.identity.name, "time": self.identity.time,
+                         "parent": self.identity.parent},
+            "age": self.age,
+            "commits": len(self.store.commits),
+            "bytes": self.store.nbytes,
+            "live_bytes": self.store.live_bytes,
+            "segments": [{name: row[name] for name in columns} for row in rows],
+            "events": self.log.counts(),
+        }  # fmt: skip
+
+    def to_svg(self, path: StrPath | None = None) -> str:
+        """Draw loss and other figures, experts and events over steps; return the SVG, and write it to `path` if given.
+
+        Raises: UnwritableTarget.
+        """
+        text = draw(self.log, self.name, self.age, self.figures)
+        if path is not None:
+            atomic_write(path, text.encode())
+        return text
+
     def rename(self, name: str) -> None:
         """Give the life another name; the identity keeps the name of its birth."""
         self._check_writable()
@@ -437,14 +479,14 @@ class Life:
         self.commit()
         return found
 
-    def take_moments(self, other: Life, keys: Sequence[str]) -> None:
+    def _take_moments(self, other: Life, keys: Sequence[str]) -> None:
         """Take the moments of some parameters from another life."""
         for key in keys:
-            moments = other.moments_of(key)
+            moments = other._moments_of(key)
             if moments is not None:
                 self._held.add(moments[0], self.program.weights[key], moments[1])
 
-    def moments_of(self, key: str) -> tuple[str, dict[str, NDArray]] | None:
+    def _moments_of(self, key: str) -> tuple[str, dict[str, NDArray]] | None:
         """Return name of the optimizer and copies of the moments of a parameter, by label; None without any."""
         variable = self.program.weights[key]
         found = self._held.of(variable)
@@ -484,7 +526,7 @@ class Life:
         """Save the program to a directory, which needs no life to be opened; see `Program.save`."""
         return self.program.save(directory, **options)
 
-    def move(self, folder: Path) -> None:
+    def _move(self, folder: Path) -> None:
         """Use the store in `folder`, to which the directory was renamed."""
         self.folder = folder
         self.store = self._writer.store = Store.open(folder, durable=self.store.durable)
@@ -498,6 +540,8 @@ class Life:
                 self._writer.wait()
                 if self.lag and self.training.whole:
                     self.commit()
+            elif self._writer.compactions and not self._writer.busy:  # the last commit compacted the store
+                self.commit()
         finally:
             self._writer.close()
             self._lock.release()
@@ -541,9 +585,10 @@ def birth(
         lock = HeldLock(temporary / LOCK)
         store = Store.create(temporary, durable=durable == "power")
         life = Life(temporary, identity, program, log, store, model=model, lock=lock, asynchronous=asynchronous)
+        life._generator_key = key_of(program, default_generator())
         life.commit()
         identity.write(temporary)
-    life.move(folder)
+    life._move(folder)
     return life
 
 
@@ -583,7 +628,7 @@ def open(
     model = None if model is None else model.with_program(found.program)
     life = Life(folder, identity, found.program, log, store, model=model, lock=lock, asynchronous=asynchronous,
                 age=store.last.step, readonly=readonly)  # fmt: skip
-    life.adopt(found)
+    life._adopt(found)
     return life
 
 

@@ -87,7 +87,7 @@ class Event:
     facts: Mapping[str, Any]
 
     def __str__(self) -> str:
-        facts = ", ".join(f"{k} {v}" for k, v in self.facts.items() if isinstance(v, str | int | float))
+        facts = ", ".join(f"{k} {str(v)[:24]}" for k, v in self.facts.items() if isinstance(v, str | int | float))
         return f"{self.step:>8}  {self.time[:19]}  {self.kind:<14} {facts}"[:160]
 
 

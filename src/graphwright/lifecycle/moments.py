@@ -59,7 +59,7 @@ class Moments:
 
 
 class HeldMoments:
-    """The moments of all parameters of a program, and of those that only undo can reach."""
+    """The moments of all parameters of a program, and of parameters that only undo can reach."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, Moments] = {}

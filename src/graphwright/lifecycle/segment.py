@@ -106,7 +106,7 @@ class Segment:
         """
         life = self._open()
         feeds = self._feeds(batch)
-        life.log_edits()
+        life._log_edits()
         self.whole = False
         loss = float(self.train(feeds).item())
         if not isfinite(loss):
@@ -123,7 +123,7 @@ class Segment:
         if proposals:
             self._apply(proposals, type(care).__name__)
         self.whole = True
-        life.commit_step()
+        life._commit_step()
         return loss
 
     def end(self) -> None:
@@ -134,9 +134,10 @@ class Segment:
         alarms = sum(e.kind == "alarm" for e in life.log if e.step > figures.start)
         facts = {**figures.to_json(), "alarms": alarms}
         facts |= {"curve": {"stride": figures.curve.stride, "points": figures.curve.points}}
+        facts["measured"] = figures.summary()
         del facts["ended"]
         life.log.add("segment_end", life.age, facts)
-        life.leave(self)
+        life._leave(self)
 
     def __enter__(self) -> Segment:
         return self
@@ -146,7 +147,7 @@ class Segment:
             if kind is None:
                 self.end()
             else:
-                self.life.suspend()
+                self.life._suspend()
 
     def training(self) -> dict[str, Any]:
         """Return contract and figures, for a commit."""
@@ -172,14 +173,14 @@ class Segment:
         made = [x for x in proposals if getattr(x, "apply", None) is not None]
         link: dict[str, Any] = {}
         if made:
-            life.log_edits()
+            life._log_edits()
             kinds = ", ".join(f"{x.event} {x.name}" for x in made[:3]) + (", ..." if len(made) > 3 else "")
             with p.edit(kinds, author="lifecycle", tool=tool) as e:
                 for x in made:
                     x.apply(e)
                     e.annotate(x.name, event=x.event, step=life.age, reason=x.reason, **x.facts)
             link = {"entry": p.journal[-1].seq, "hash": p.journal[-1].hash}
-            life.logged = len(p.journal)
+            life._logged = len(p.journal)
         for x in proposals:
             own = link if x in made else {}
             life.log.add(x.event, life.age, {**x.facts, "name": x.name, "reason": x.reason, **own})
@@ -219,6 +220,11 @@ def data_facts(data: Any) -> dict[str, Any]:
         digest = state.hexdigest()
     items = len(dataset) if hasattr(dataset, "__len__") else None
     return {"name": type(dataset).__name__, "digest": digest, "items": items}
+
+
+def key_of(p: Program, generator: Generator) -> str | None:
+    """Return the key of the weight that is the key of a generator; None if the program does not use it."""
+    return next((key for key, variable in p.weights.items() if variable is generator.key), None)
 
 
 def default_generator() -> Generator:

@@ -16,7 +16,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from graphwright.files import Buffer, append_at, atomic_write, blake2b_128, open_regular, read_file, sweep_files
+from graphwright.files import (
+    Buffer,
+    append_at,
+    atomic_write,
+    blake2b_128,
+    flat_bytes,
+    open_regular,
+    read_file,
+    sweep_files,
+)
 from graphwright.graph import Chain
 from graphwright.lifecycle.commit import NAME, Commit, Record, read_commit
 from graphwright.lifecycle.errors import CommitDamaged, NoLife, StepGone, StoreGap
@@ -57,6 +66,11 @@ class Payload:
     data: Buffer
     digest: Callable[[], str]
     reference: str | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return flat_bytes(self.data).nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +201,11 @@ class Store:
             if _JSON.fullmatch(path.name) and path.stem not in needed:
                 _remove(path)
 
-    def write(self, batch: Batch) -> Commit:
+    def write(self, batch: Batch, *, base: bool = False) -> Commit:
         """Write a commit: the structure, lines of log and journal, then the commit file; return it. Raises: FileError.
 
-        Tensors whose bytes have not changed are left out; if nothing changed, nothing is written and the last commit is
-        returned. After an error the state on disk is that of the last commit.
+        Tensors whose bytes have not changed are left out, or for a `base` copied from their files; if nothing changed,
+        nothing is written and the last commit is returned. After an error the state on disk is that of the last commit.
         """
         digests = {name: payload.digest() for name, payload in batch.tensors.items()}
         new = {n: p for n, p in batch.tensors.items() if n not in self.fold or self.fold[n].digest != digests[n]
@@ -214,7 +228,15 @@ class Store:
             {name: p.reference for name, p in new.items() if p.reference is not None}, batch.states, batch.training,
         )  # fmt: skip
         items = [TensorData(name, p.tag, p.shape, p.data) for name, p in new.items()]
-        return self._add(record, items)
+        if not base:
+            return self._add(record, items)
+        kept = {name: home for name, home in self.fold.items() if name in names and name not in new}
+        digests = {name: home.digest for name, home in kept.items()}
+        record = replace(record, base=True, gone=(), tensors={**record.tensors, **digests},
+                         references={**record.references, **_references(kept)})  # fmt: skip
+        with _Sources() as sources:
+            items += [TensorData.stored(sources(home.commit), name) for name, home in kept.items()]
+            return self._add(record, items)
 
     def _news(self, batch: Batch) -> bool:
         last = self.last.record
@@ -225,7 +247,7 @@ class Store:
         """Write a commit file with all tensors of a state, from file to file; return it."""
         record = replace(
             record, base=True, gone=(), tensors={name: home.digest for name, home in homes.items()},
-            references={n: h.reference for n, h in homes.items() if h.reference is not None},
+            references=_references(homes),
         )  # fmt: skip
         with _Sources() as sources:
             items = [TensorData.stored(sources(home.commit), name) for name, home in homes.items()]
@@ -313,6 +335,10 @@ def fold(commits: Sequence[Commit]) -> Fold:
     for commit in commits:
         _apply(found, commit)
     return found
+
+
+def _references(homes: Mapping[str, Home]) -> dict[str, str]:
+    return {name: home.reference for name, home in homes.items() if home.reference is not None}
 
 
 def _apply(found: Fold, commit: Commit) -> None:

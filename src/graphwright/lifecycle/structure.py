@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from graphwright.program import Program
 
 _FIELDS = ("name", "version", "valid", "graph", "next_seq", "labels", "outputs", "weights", "stacks", "history",
-           "constraints", "held", "base", "horizon")  # fmt: skip
+           "constraints", "held", "base", "horizon", "generator")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,28 @@ class Structure:
     arrays: Mapping[str, NDArray]
 
 
-def structure_key(p: Program) -> object:
-    """Return what a structure depends on."""
+def structure_key(p: Program, generator: str | None) -> object:
+    """Return what a structure depends on; `generator` as for `structure_of`."""
     flags = tuple(v.requires_grad for v in p.weights.values())
-    return p.version, flags, tuple(p.history.marks.items()), json.dumps(p.constraints.to_json()), p.undo_horizon
+    return (
+        p.version,
+        generator,
+        flags,
+        tuple(p.history.marks.items()),
+        json.dumps(p.constraints.to_json()),
+        p.undo_horizon,
+    )
 
 
-def structure_of(p: Program, optimizer: object, held: HeldMoments, digests: Digests) -> Structure:
-    """Return the structure of a program; `held` has the moments that no optimizer holds."""
+def structure_of(
+    p: Program, optimizer: object, held: HeldMoments, digests: Digests, generator: str | None
+) -> Structure:
+    """Return the structure of a program.
+
+    Args:
+        held: the moments that no optimizer holds.
+        generator: key of the weight that is the key of the generator of its training, if it has one.
+    """
     packer, tied = Packer(p, digests), tied_keys(p)
     history = packer.pack()
     moments = {}
@@ -74,10 +88,11 @@ def structure_of(p: Program, optimizer: object, held: HeldMoments, digests: Dige
         "held": moments,
         "base": p.journal.chain.base,
         "horizon": p.undo_horizon,
+        "generator": generator,
     }
     text = json.dumps(body, separators=(",", ":"), allow_nan=False)
     digests.keep(packer.arrays.values())
-    return Structure(structure_key(p), blake2b_128(text.encode()), text, packer.arrays)
+    return Structure(structure_key(p, generator), blake2b_128(text.encode()), text, packer.arrays)
 
 
 def _moments(variable: Variable, optimizer: object, held: HeldMoments) -> tuple[str, dict[str, NDArray]]:
@@ -96,15 +111,17 @@ class Restored:
 
     Attributes:
         program: the program.
-        held: the moments of its parameters, and of those that only undo can reach.
+        held: the moments of its parameters, and of parameters that only undo can reach.
         names: names of the moments of its parameters in the commit.
         digests: array of undo data -> its digest.
+        generator: key of the weight that was the key of the generator of its training; None without one.
     """
 
     program: Program
     held: HeldMoments = field(default_factory=HeldMoments)
     names: set[str] = field(default_factory=set)
     digests: dict[NDArray, str] = field(default_factory=dict)
+    generator: str | None = None
 
 
 def read_structure(store: Store, commit: Commit) -> dict[str, Any]:
@@ -127,7 +144,8 @@ def restore(store: Store, commit: Commit, state: Fold) -> Restored:
     where = store.folder / STRUCTURE / f"{commit.record.structure}.json"
     try:
         with MappedFiles() as files:
-            base, horizon, held = body.pop("base"), body.pop("horizon"), forms.table(body.pop("held"), None, "held")
+            base, horizon, generator = body.pop("base"), body.pop("horizon"), body.pop("generator")
+            held = forms.table(body.pop("held"), None, "held")
             journal = store.lines(JOURNAL, base, commit)
             sources: list[_Tensors] = []
 
@@ -137,7 +155,7 @@ def restore(store: Store, commit: Commit, state: Fold) -> Restored:
 
             program, variables = rebuild(body, source, journal)
             program.undo_horizon = None if horizon is None else forms.integer(horizon, field="horizon")
-            found = Restored(program)
+            found = Restored(program, generator=forms.optional_text(generator, "generator"))
             for i, row in held.items():
                 owner, moments = forms.array(row, 2, "held")
                 variable = variables[forms.integer(int(i), 0, len(variables) - 1, "held")]

@@ -89,8 +89,9 @@ class Writer:
             raise bug
 
     def _write(self, batch: Batch) -> Commit:
+        base, before = compaction.due(self.store, batch), (len(self.store.commits), self.store.nbytes)
         try:
-            made = self.store.write(batch)
+            made = self.store.write(batch, base=base)
         except BaseException as error:
             self.failed |= batch.tensors.keys()
             if isinstance(error, OSError):
@@ -99,11 +100,8 @@ class Writer:
                 self.error = error
             raise
         self.error = None
-        if compaction.due(self.store):
-            try:
-                self.compactions.append(compaction.compact(self.store))
-            except OSError as error:  # the commit is written; the next one tries again
-                _log.warning("the life %s could not be compacted: %s", self.store.folder.name, error)
+        if base and made.record.base:
+            self.compactions.append(compaction.cleared(self.store, *before))
         return made
 
     def _run(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -114,9 +114,17 @@ class Trainer:
         rows = self.ids[starts[:, None] + np.arange(r.window + 1)]
         return np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
 
-    def run(self, steps: int | None = None, *, progress: ProgressCallback | None = None) -> Training:
+    def run(
+        self, steps: int | None = None, *, progress: ProgressCallback | None = None,
+        take: Callable[[Mapping[str, Any]], float] | None = None,
+    ) -> Training:  # fmt: skip
         """Train for some steps, by default all that remain.
 
+        Args:
+            steps: number of steps.
+            progress: called after each step.
+            take: takes a step with these inputs and returns the loss, such as `Segment.step` of a life; by default the
+                compiled step does.
         Raises: NonFinite if the loss is not finite; the weights then include the update of that step.
         """
         r, made = self.options, Training()
@@ -125,7 +133,8 @@ class Trainer:
         while self.done < last:
             self.optimizer.lr = warmup_cosine(self.done, peak=r.lr, warmup=r.warmup, total=r.steps, floor=r.floor)
             ids, targets = self.batch(self.done)
-            loss = self.step(ids=ids, positions=self._positions, targets=targets).item()
+            feeds = {"ids": ids, "positions": self._positions, "targets": targets}
+            loss = self.step(feeds).item() if take is None else take(feeds)
             self.done += 1
             made.losses.append(loss)
             made.tokens += ids.size
@@ -140,14 +149,14 @@ class Trainer:
         return made
 
     # -- resuming ------------------------------------------------------------------------------------------------------
-    def _identity(self) -> dict[str, Any]:
-        """Return the properties that a saved state must share to be resumed: the options and a hash of the text."""
+    def identity(self) -> dict[str, Any]:
+        """Return what a training must share with a saved state to resume it: the options and a hash of the text."""
         options = json.loads(json.dumps(asdict(self.options)))
         return {"options": options, "text": sha256(self.ids.tobytes()).hexdigest()}
 
     def save(self, directory: str | Path) -> None:
         """Write weights, optimizer moments and the position in the data atomically; replaces an older state."""
-        save_state(directory, self.model, self.optimizer, step=self.done, compiled=self.step, facts=self._identity())
+        save_state(directory, self.model, self.optimizer, step=self.done, compiled=self.step, facts=self.identity())
 
     def load(self, directory: str | Path) -> None:
         """Restore a saved state and continue from it; everything is checked before anything changes.
@@ -156,7 +165,7 @@ class Trainer:
         """
         saved = SavedState.read(directory)
         options = saved.facts.get("options")
-        ours, theirs = self._identity(), {**saved.facts, **(options if isinstance(options, dict) else {})}
+        ours, theirs = self.identity(), {**saved.facts, **(options if isinstance(options, dict) else {})}
         ours |= ours.pop("options")
         differing = {name: (value, theirs.get(name)) for name, value in ours.items() if theirs.get(name) != value}
         if not differing and not 0 <= saved.step <= self.options.steps:

@@ -410,7 +410,7 @@ class ExpertProbe(Row):
         (x, g, offsets, rows, pairs), experts = ins[:PROBED], experts_of(ins[PROBED:], attrs)
         one, found, bias = _square(x), ([], []), 1.0 if attrs["bias"] else 0.0
         for e in experts:
-            run = _run(x, e, attrs)
+            run = run_expert(x, e, attrs)
             da, dv = _back(call("matmul", g, e.down), run, attrs)
             slopes = _square(dv) if da is None else _square(da) + _square(dv)
             found[0].append(call("sqrt", _square(g) * (_square(run.inner) + bias) + (one + bias) * slopes))
