@@ -13,9 +13,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from graphwright.array import Spec, dtype, from_numpy
 from graphwright.autograd import as_tensor
+from graphwright.models.codegen.modules import form_of_groups
 from graphwright.models.codegen.templates import CLASSES, HELPERS
 from graphwright.ops import OPS, call
-from graphwright.ops.emit import appends, is_primary
+from graphwright.ops.emit import Source, appends, is_primary
 
 SCOPE: dict = {"torch": torch, "F": F, "nn": torch.nn, "ALL_ATTENTION_FUNCTIONS": ALL_ATTENTION_FUNCTIONS}
 exec("\n\n".join([*HELPERS.values(), *CLASSES.values()]), SCOPE)
@@ -120,7 +121,15 @@ def test_a_module_computes_its_op(name, seed):
         assert name == "rms_norm"  # of Gemma: written as text
         assert attrs["unit_offset"] or not attrs["cast_before_scale"]
         return
-    module = eval(form.name, SCOPE)(*args)
+    if (groups := OPS[name].groups) is not None:
+        first, width = groups(attrs)
+        each = ["gate", "up", "down"][-(width // 2 if attrs["bias"] else width) :]
+        names = [f"{n}.{kind}" for n in each for kind in ("weight", "bias")[: 1 + attrs["bias"]]]
+        keys = [f"at.{3 * e}.{n}" for e in range((len(arrays) - first) // width) for n in names]
+        found = form_of_groups(form, args, first, keys, width)
+        assert found is not None
+        form, args = found[0], found[1].args
+    module = eval(form.name, SCOPE)(*(eval(a, SCOPE) if isinstance(a, Source) else a for a in args))
     tensors = [torch.from_numpy(a.astype(np.float32) if a.dtype.kind == "f" else a) for a in arrays]
     weights = {key: tensors[i] for i, key in form.weights.items() if i < len(tensors)}
     module.load_state_dict(weights)

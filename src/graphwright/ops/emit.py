@@ -34,6 +34,8 @@ class TorchModule:
         args: function from the specs of the operands and the attributes to the arguments of the class; None for a use
             of the op that the class does not compute.
         weights: operand number -> name of the module's parameter; the call passes the other operands.
+            Empty for an op with operands in groups, such as the experts of a layer: the module has a child for each
+            group, with a linear layer for each of its matrices, and names them as their keys do.
         run: whether the call also passes `run`, the sizes, masks and cache of the forward pass.
     """
 
@@ -50,6 +52,15 @@ def template(text: str) -> Emit:
         return text.format(*ins, all=", ".join(ins), **{name: _Literal(value) for name, value in attrs.items()})
 
     return emit
+
+
+class Source(str):
+    """Source text as an argument of a module; it is written without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 class _Literal:

@@ -19,6 +19,7 @@ from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops.attributes import Attr, StaticSize
 from graphwright.ops.axes import Atom, AxesUse, chain, product
 from graphwright.ops.call import as_dtype, call
+from graphwright.ops.emit import Source, TorchModule
 from graphwright.ops.registry import Cost, Row, Saves, Traits, get, op
 from graphwright.ops.rules import Backward, equal_dim, floating, one_dtype
 
@@ -41,7 +42,7 @@ class Dispatch(Row):
 
     arity, attrs, vjp, results = 1, {"experts": Attr(StaticSize)}, None, ("offsets", "rows", "pairs")
     traits = Traits(contiguous=(0,), fixed=(0,), routes=True)
-    why = {"vjp": "the results are integers", "emit": "generated code has the expansion"}
+    why, emit = {"vjp": "the results are integers"}, "dispatch({0}, {experts})"
     cost = lambda ins, outs, attrs: Cost(4 * ins[0].size, 2 * ins[0].nbytes, sum(o.nbytes for o in outs))
 
     def infer(choice, experts):
@@ -229,6 +230,32 @@ def _sample(rng: np.random.Generator) -> tuple[list[Any], dict[str, Any]]:
     return [rng.normal(size=(5, 3)), offsets, rows, pairs, rng.normal(size=(5, 2)), *matrices], attrs
 
 
+_TORCH = {
+    **{"silu": "F.silu", "relu": "F.relu", "tanh": "torch.tanh", "sigmoid": "torch.sigmoid"},
+    **{"gelu": "F.gelu", "gelu_tanh": "gelu_tanh"},
+}
+
+
+def _torch_act(attrs: Mapping[str, Any]) -> Source | None:
+    """Return the activation in torch source; None for the clamped form of gpt-oss, which has no other."""
+    return None if attrs["kind"] == "oai" else Source(_TORCH[attrs["act"]])
+
+
+def _emit(ins: Sequence[str], attrs: Mapping[str, Any]) -> str:
+    step = 2 if attrs["bias"] else 1
+    linears = [f"({', '.join(ins[i : i + step])},)" if step == 1 else f"({', '.join(ins[i : i + step])})"
+               for i in range(FIRST, len(ins), step)]  # fmt: skip
+    each = group_width(attrs) // step
+    experts = ", ".join(f"({', '.join(linears[i : i + each])})" for i in range(0, len(linears), each))
+    return f"mix_experts({', '.join(ins[:FIRST])}, [{experts}], {_torch_act(attrs)})"
+
+
+def _module_args(ins: Sequence[Spec], attrs: Mapping[str, Any]) -> Sequence[Any]:
+    """Return (size of a token, width of each expert, activation, whether there are biases)."""
+    widths = [e.up.shape[0] for e in experts_of(ins[FIRST:], attrs)]
+    return ins[0].shape[1], widths, _torch_act(attrs), attrs["bias"]
+
+
 @op("expert_mlp")
 class ExpertMlp(Row):
     """y[n] = Σ over the pairs (n, e) of weights[pair] · f_e(x[n]), experts ascending: x [N, C] -> [N, C].
@@ -242,7 +269,7 @@ class ExpertMlp(Row):
     arity, attrs = (FIRST + 2, None), _ATTRS
     saves = Saves(every=True)
     traits = Traits(amp="low", fixed=(1, 2, 3, 4), contiguous=(0, 1, 2, 3, 4), mixture=True)
-    why = {"emit": "generated code has the expansion"}
+    emit, torch_module = _emit, TorchModule("Experts", _module_args)
     groups = lambda attrs: (FIRST, group_width(attrs))
     sample = _sample
 

@@ -212,4 +212,4 @@ def test_absent_fields_have_the_defaults_of_the_class() -> None:
         assert (dims.eps, dims.kv_heads) == (theirs.rms_norm_eps, theirs.num_key_value_heads)
         assert dims.rope.theta == theirs.rope_parameters["rope_theta"]
         assert dims.positions == theirs.max_position_embeddings
-        assert dims.expert_mlp == getattr(theirs, "moe_intermediate_size", theirs.intermediate_size)
+        assert dims.expert_width == getattr(theirs, "moe_intermediate_size", theirs.intermediate_size)

@@ -109,8 +109,8 @@ class WeightKey:
     Attributes:
         path: name of the param node; `{i}` is the layer, `{e}` the expert.
         key: name in a checkpoint.
-        dims: size of each axis, a product of dimension names, e.g. `heads*head_dim`. `expert_mlp.{e}` is the dimension
-            `expert_mlp`, which edits may make different for each expert.
+        dims: size of each axis, a product of dimension names, e.g. `heads*head_dim`. `expert_width.{e}` is the
+            dimension `expert_width`, which edits may make different for each expert.
         when: name of the boolean dimension, e.g. `q_bias`, that tells whether a model has this weight; "" for always.
             Such a dimension may also be a tuple of one boolean per layer, e.g. `routed`.
     """
@@ -136,6 +136,7 @@ class Architecture:
         ignored: regular expressions for the keys of derived tensors, which old checkpoints contain.
         fields: dict from dimension to config field; export writes new sizes into these fields.
         multiples: pairs (a, b): the config class requires dimension a to be a multiple of dimension b.
+        attributes: dict from attribute of an op, such as `topk.k`, to the dimension that it holds.
         spellings: dict from config field to another name of it; a config that has that name keeps it.
         notes: function from a config to notes for who opens it.
     """
@@ -150,6 +151,7 @@ class Architecture:
     ignored: tuple[str, ...] = (r"rotary_emb\.inv_freq$", r"attn\.bias$", r"masked_bias$")
     fields: Mapping[str, str] = field(default_factory=lambda: dict(FIELDS))
     multiples: tuple[tuple[str, str], ...] = ()
+    attributes: Mapping[str, str] = field(default_factory=dict)
     spellings: Mapping[str, str] = field(default_factory=dict)
     notes: Callable[[Config], tuple[str, ...]] | None = None
 
@@ -172,7 +174,7 @@ class Architecture:
 
 
 def dimension_of(name: str) -> str:
-    """Return the dimension of a name that may have the number of an expert: `expert_mlp` for `expert_mlp.3`."""
+    """Return the dimension of a name that may have the number of an expert: `expert_width` for `expert_width.3`."""
     return name.partition(".")[0]
 
 

@@ -11,6 +11,7 @@ from graphwright.array import DType, float32
 from graphwright.models.architectures.architecture import Config, WeightKey
 from graphwright.models.architectures.decoder import ACTIVATIONS, KEYS, Decoder, DecoderBuilder, build_decoder
 from graphwright.models.errors import ConfigError
+from graphwright.ops.experts import ACTIVATIONS as EXPERT_ACTIVATIONS
 
 if TYPE_CHECKING:
     from graphwright.program.builder import Builder
@@ -23,7 +24,7 @@ class MoEDecoder(Decoder):
 
     Attributes:
         experts, chosen: number of experts of a routed layer, and of experts that process each token.
-        expert_mlp, shared_mlp: widths of an expert, and of the expert that processes all tokens; 0 without one.
+        expert_width, shared_width: widths of an expert, and of the expert that processes all tokens; 0 without one.
         normalize: whether the weights of a token are divided by their sum.
         wide_weights: whether weights stay in float32 if activations are in 16 bits.
         routed: whether each layer is routed; the others have an MLP of width `mlp`.
@@ -32,8 +33,8 @@ class MoEDecoder(Decoder):
 
     experts: int = 1
     chosen: int = 1
-    expert_mlp: int = 1
-    shared_mlp: int = 0
+    expert_width: int = 1
+    shared_width: int = 0
     normalize: bool = True
     wide_weights: bool = False
     routed: tuple[bool, ...] = ()
@@ -47,14 +48,14 @@ class MoEDecoder(Decoder):
     @property
     def shared(self) -> tuple[bool, ...]:
         """Whether each layer has a shared expert."""
-        return tuple(routed and self.shared_mlp > 0 for routed in self.routed)
+        return tuple(routed and self.shared_width > 0 for routed in self.routed)
 
 
-def moe_keys(block: str, expert: Mapping[str, str]) -> tuple[WeightKey, ...]:
+def moe_keys(block: str, expert: tuple[str, str, str]) -> tuple[WeightKey, ...]:
     """Return the weights of a family with routed layers.
 
-    `block` is the name of a routed layer's module in checkpoints, and `expert` maps gate, up and down to the names of
-    an expert's matrices.
+    `block` is the name of a routed layer's module in checkpoints, and `expert` has the names there of
+    gate, up and down of an expert.
     """
     layer, at = "layers.{i}.mlp", f"model.layers.{{i}}.{block}"
     common = [row for row in KEYS if row.when != "mlp_bias"]
@@ -62,10 +63,10 @@ def moe_keys(block: str, expert: Mapping[str, str]) -> tuple[WeightKey, ...]:
     dense = [replace(row, when="dense") if row in own else row for row in common]
     routed = [WeightKey(f"{layer}.router.weight", f"{at}.gate.weight", ("experts", "hidden"), "routed")]
     shared = [WeightKey(f"{layer}.shared_gate.weight", f"{at}.shared_expert_gate.weight", ("one", "hidden"), "shared")]
-    for name in ("gate", "up", "down"):
+    for name, theirs in zip(("gate", "up", "down"), expert, strict=True):
         for rows, path, key, width in (
-            (routed, f"{layer}.experts.{{e}}", f"{at}.experts.{{e}}.{expert[name]}", "expert_mlp.{e}"),
-            (shared, f"{layer}.shared", f"{at}.shared_expert.{name}_proj", "shared_mlp"),
+            (routed, f"{layer}.experts.{{e}}", f"{at}.experts.{{e}}.{theirs}", "expert_width.{e}"),
+            (shared, f"{layer}.shared", f"{at}.shared_expert.{name}_proj", "shared_width"),
         ):
             dims = ("hidden", width) if name == "down" else (width, "hidden")
             rows.append(WeightKey(f"{path}.{name}.weight", f"{key}.weight", dims, rows[0].when))
@@ -88,11 +89,10 @@ class MoEBuilder(DecoderBuilder):
         names = [
             f"{path}.experts.{e}.{name}.weight" for e in range(self.dims.experts) for name in ("gate", "up", "down")
         ]
-        op, attrs = ACTIVATIONS[self.dims.activation]
-        act = "gelu_tanh" if attrs.get("approximate") == "tanh" else op
+        act = next(name for name, row in EXPERT_ACTIVATIONS.items() if row == ACTIVATIONS[self.dims.activation])
         made = b.op("expert_mlp", tokens, *runs, weights, *map(self.weight, names), act=act, name=f"{path}.experts")
         mixed = b.unflatten(made, axis=0, sizes=b.spec(h).shape[:2], name=f"{path}.mixed")
-        return self._with_shared(h, mixed, path) if self.dims.shared_mlp else mixed
+        return self._with_shared(h, mixed, path) if self.dims.shared_width else mixed
 
     def _route(self, tokens: Value, path: str) -> tuple[Value, tuple[Value, ...]]:
         """Return (weights [N, k], results of the `dispatch`) of tokens [N, C]."""
@@ -128,10 +128,7 @@ _KNOWN = frozenset({
     *("shared_expert_intermediate_size", "output_router_logits", "router_aux_loss_coef", "router_z_loss_coef"),
     "router_jitter_noise",
 })  # fmt: skip  # losses and noise of training do not change what an opened model computes
-_NEUTRAL = {
-    **{"routed_scaling_factor": 1.0, "scoring_func": "softmax", "topk_method": "greedy"},
-    **{"n_group": 1, "topk_group": 1},
-}
+_NEUTRAL = dict(routed_scaling_factor=1.0, scoring_func="softmax", topk_method="greedy", n_group=1, topk_group=1)
 _ROUTING = re.compile("expert|rout(er|ing|ed)|moe_|scoring|topk_|n_group")
 
 
@@ -157,7 +154,7 @@ def read_experts(config: Config, width: int, *, experts: int, chosen: int, spars
     count = next(iter(given.values()), experts)
     layers = config.size("num_hidden_layers", least=1, most=100_000)
     made = {"experts": count, "chosen": config.size("num_experts_per_tok", min(chosen, count), most=count)}
-    return {**made, "expert_mlp": width, "routed": _routed(config, layers, sparse)}
+    return {**made, "expert_width": width, "routed": _routed(config, layers, sparse)}
 
 
 def _routed(config: Config, layers: int, sparse: bool) -> tuple[bool, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from graphwright.models.architectures.architecture import FIELDS, Architecture, Config
+from collections.abc import Callable
+
+from graphwright.models.architectures.architecture import FIELDS, Architecture, Config, WeightKey
 from graphwright.models.architectures.decoder import layer_types, read_decoder
 from graphwright.models.architectures.families import sliding_window
 from graphwright.models.architectures.moe import MoEDecoder, build_moe, jitter_note, moe_keys, read_experts
@@ -23,7 +25,7 @@ def _qwen2_moe(config: Config) -> MoEDecoder:
     """Read Qwen2-MoE dimensions: a shared expert, dense layers, biases on q, k and v; windows in even layers."""
     shared = config.size("shared_expert_intermediate_size", 5632)
     return read_decoder(config, _alternate_windows, kv_heads=16, vocab=151936, longest=32768, make=MoEDecoder,
-                        q_bias=config.flag("qkv_bias", True), shared_mlp=shared, normalize=_normalize(config),
+                        q_bias=config.flag("qkv_bias", True), shared_width=shared, normalize=_normalize(config),
                         **read_experts(config, config.size("moe_intermediate_size", 1408), experts=60, chosen=4,
                                        sparse=True))  # fmt: skip
 
@@ -62,20 +64,25 @@ def _alternate_windows(config: Config, layers: int) -> tuple[int | None, ...]:
     return layer_types(config, layers, window, lambda i: i % 2 == 0 and i < first)
 
 
-_NAMES = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-_SIZES = {"experts": "num_experts", "chosen": "num_experts_per_tok", "expert_mlp": "moe_intermediate_size"}
-_ALL_ROUTED = {**{k: v for k, v in FIELDS.items() if k != "mlp"}, **_SIZES, "expert_mlp": "intermediate_size"}
-_BOTH = {"num_experts": "num_local_experts", "num_local_experts": "num_experts"}
+_NAMES = ("gate_proj", "up_proj", "down_proj")
+_SPARSE = {**FIELDS, "experts": "num_experts", "chosen": "num_experts_per_tok", "expert_width": "moe_intermediate_size"}
+_ROUTED = {**{k: v for k, v in _SPARSE.items() if k != "mlp"}, "expert_width": "intermediate_size"}
 
-MIXTRAL = Architecture("mixtral", ("MixtralForCausalLM",), ("mixtral",), _mixtral,
-                       moe_keys("block_sparse_moe", {"gate": "w1", "up": "w3", "down": "w2"}), build_moe,
-                       fields={**_ALL_ROUTED, "experts": "num_local_experts"}, spellings=_BOTH,
-                       notes=jitter_note)  # fmt: skip
-QWEN2_MOE = Architecture("qwen2_moe", ("Qwen2MoeForCausalLM",), ("qwen2_moe",), _qwen2_moe, moe_keys("mlp", _NAMES),
-                         build_moe, fields={**FIELDS, **_SIZES, "shared_mlp": "shared_expert_intermediate_size"},
-                         spellings=_BOTH, notes=jitter_note)  # fmt: skip
-QWEN3_MOE = Architecture("qwen3_moe", ("Qwen3MoeForCausalLM",), ("qwen3_moe",), _qwen3_moe, moe_keys("mlp", _NAMES),
-                         build_moe, fields={**FIELDS, **_SIZES}, spellings=_BOTH, notes=jitter_note)  # fmt: skip
-OLMOE = Architecture("olmoe", ("OlmoeForCausalLM",), ("olmoe",), _olmoe, moe_keys("mlp", _NAMES), build_moe,
-                     fields=_ALL_ROUTED, spellings=_BOTH, notes=jitter_note)  # fmt: skip
+
+def _family(
+    name: str, base: str, read: Callable[[Config], MoEDecoder], keys: tuple[WeightKey, ...], fields: dict[str, str]
+) -> Architecture:
+    return Architecture(
+        name, (f"{base}ForCausalLM",), (name,), read, keys, build_moe, fields=fields, notes=jitter_note,
+        attributes={"topk.k": "chosen", "dispatch.experts": "experts"},
+        spellings={"num_experts": "num_local_experts", "num_local_experts": "num_experts"},
+    )  # fmt: skip
+
+
+MIXTRAL = _family("mixtral", "Mixtral", _mixtral, moe_keys("block_sparse_moe", ("w1", "w3", "w2")),
+                  {**_ROUTED, "experts": "num_local_experts"})  # fmt: skip
+QWEN2_MOE = _family("qwen2_moe", "Qwen2Moe", _qwen2_moe, moe_keys("mlp", _NAMES),
+                    {**_SPARSE, "shared_width": "shared_expert_intermediate_size"})  # fmt: skip
+QWEN3_MOE = _family("qwen3_moe", "Qwen3Moe", _qwen3_moe, moe_keys("mlp", _NAMES), _SPARSE)
+OLMOE = _family("olmoe", "Olmoe", _olmoe, moe_keys("mlp", _NAMES), _ROUTED)
 MOE_FAMILIES = MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE

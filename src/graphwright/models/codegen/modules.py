@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from graphwright.graph import NodeId
+from graphwright.models.codegen.text import sequence
 from graphwright.ops import OPS, traits
 from graphwright.ops.emit import TorchModule
 from graphwright.program.kinds import PARAM
@@ -64,7 +65,55 @@ def module_form(p: Program, node: NodeId) -> tuple[TorchModule, Module] | None:
     row = OPS.get(p.op(node))
     form = row.torch_module if row is not None else None
     args = form.args([p.spec(v) for v in p.operands(node)], p.attrs(node)) if form is not None else None
-    return None if form is None or args is None else (form, Module(form.name, tuple(args)))
+    if row is None or form is None or args is None:
+        return None
+    if row.groups is not None:
+        first, width = row.groups(p.attrs(node))
+        sources = [_uncast(p, v).node for v in p.operands(node)[first:]]
+        return form_of_groups(form, args, first, [p.key(n) if p.op(n) == PARAM else "" for n in sources], width)
+    return form, Module(form.name, tuple(args))
+
+
+class Widths(dict[int, int]):
+    """Number of an expert -> its width, written as short source."""
+
+    def __repr__(self) -> str:
+        widths = set(self.values())
+        same = len(self) > 2 and len(widths) == 1
+        return f"dict.fromkeys({sequence(list(self))}, {widths.pop()})" if same else super().__repr__()
+
+
+_IN_GROUP = re.compile(r"(.+)\.(\d+)\.(\w+)\.(\w+)")
+
+
+def form_of_groups(
+    form: TorchModule, args: Sequence[Any], first: int, keys: Sequence[str], width: int
+) -> tuple[TorchModule, Module] | None:
+    """Return (form with the names of the weights, module) of an op whose operands from `first` on are groups.
+
+    None unless their keys are `<path>.<number of the group>.<name>.weight` (or `.bias`), with the same names in each
+    group of `width`.
+    """
+    found = [_IN_GROUP.fullmatch(key) for key in keys]
+    rows = [m.groups() for m in found if m is not None]
+    groups = [rows[i : i + width] for i in range(0, len(rows), width)]
+    numbers = [group[0][1] for group in groups]
+    same = len({m[0] for m in rows}) == 1 and len({tuple(m[2:] for m in group) for group in groups}) == 1
+    if len(rows) < len(found) or not same or len(set(numbers)) < len(groups):
+        return None
+    if any(m[1] != group[0][1] for group in groups for m in group) or numbers != sorted(numbers, key=int):
+        return None
+    weights = {first + i: ".".join(m[1:]) for i, m in enumerate(rows)}
+    names = tuple(dict.fromkeys(m[2] for m in groups[0]))
+    size, widths, *rest = args
+    given = size, Widths(zip(map(int, numbers), widths, strict=True)), names, *rest
+    return replace(form, weights=weights), Module(form.name, given)
+
+
+def _uncast(p: Program, value: Value) -> Value:
+    while traits(p.op(value.node)).casts:
+        value = p.operands(value.node)[0]
+    return value
 
 
 def module_tree(
@@ -126,10 +175,10 @@ def _claim(p: Program, node: NodeId, compute: DType) -> tuple[str, Module, Set[s
     for operand, name in zip(_weights(p, node, form[0]), form[0].weights.values(), strict=False):
         while traits(p.op(operand.node)).casts and p.spec(operand).dtype is compute:
             operand = p.operands(operand.node)[0]
-        path, at, end = p.key(operand.node).rpartition(".") if p.op(operand.node) == PARAM else ("", "", "")
-        if not at or end != name:
+        key = p.key(operand.node) if p.op(operand.node) == PARAM else ""
+        if not key.endswith(f".{name}"):
             return None
-        paths.add(path)
+        paths.add(key.removesuffix(f".{name}"))
         names.add(name)
     return (paths.pop(), form[1], names) if len(paths) == 1 else None
 

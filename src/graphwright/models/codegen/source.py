@@ -25,6 +25,7 @@ from graphwright.models.codegen.names import Names, attributes, check_keys
 from graphwright.models.codegen.statements import Statements, op_text
 from graphwright.models.errors import ExportLevelImpossible
 from graphwright.ops import OPS, traits
+from graphwright.ops.emit import Source
 from graphwright.program.kinds import CONST, INPUT, STORED
 from graphwright.program.op_graph import Value
 
@@ -103,8 +104,9 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> CodeFiles:
     code = "\n\n\n".join([*blocks, features])
     used = {m.name for m in tree.modules.values()}
     helpers = [text for name, text in templates.CLASSES.items() if name in used]
+    passed = {str(a) for m in tree.modules.values() for a in m.args if isinstance(a, Source)}
     while more := [text for name, text in templates.HELPERS.items() if text not in helpers
-                   and re.search(rf"(?<![\w.]){name}\(", "\n".join([*helpers, code]))]:  # fmt: skip
+                   and (name in passed or re.search(rf"(?<![\w.]){name}\(", "\n".join([*helpers, code])))]:  # fmt: skip
         helpers = [*more, *helpers]
     ordered = [text for text in (*templates.HELPERS.values(), *templates.CLASSES.values()) if text in helpers]
     consts = {p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in writer.needed}
@@ -122,7 +124,7 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> CodeFiles:
         **templates.masks(windows),
         "interface": "from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS\n" if windows else "",
         "cached": "" if windows else "        use_cache, past_key_values = False, None  # there is no attention\n",
-        "static": repr("int(" not in code),
+        "static": repr("int(" not in code and "mix_experts" not in "\n".join([*helpers, code])),
         "no_split": repr(sorted(f.name for f in writer.made.values())),
         **writer.ends(),
     }

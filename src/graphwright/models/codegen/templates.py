@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Set
 
 CONFIGURATION = '''"""Configuration of a model whose structure was edited with Graphwright."""
@@ -50,6 +51,38 @@ _HELPERS = (
     cos, sin = cos[:, None], sin[:, None]
     a, b, rest = x[..., :width:2], x[..., 1:width:2], x[..., width:]
     return torch.cat((torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2), rest), -1)''',
+    '''def dispatch(choice, experts):
+    """Group tokens by expert: run e, its tokens ascending, is rows[offsets[e]:offsets[e + 1]]; `pairs`: their weights.
+
+    `choice` has the ids of each token's experts, -1 for none, or is a mask of tokens and experts.
+    """
+    if choice.dtype == torch.bool:
+        choice = torch.where(choice, torch.arange(experts, device=choice.device), experts)
+    flat = torch.where(choice < 0, experts, choice).flatten()
+    order = flat.argsort(stable=True)
+    ends = F.one_hot(flat, experts + 1).sum(0)[:experts].cumsum(0)
+    pairs = order * (flat[order] < experts)
+    return F.pad(ends, (1, 0)), pairs // choice.shape[1], pairs''',
+    '''def gelu_tanh(x):
+    """GELU by the formula with tanh."""
+    return F.gelu(x, approximate="tanh")''',
+    '''def expert_hidden(act, up, gate=None):
+    """act(gate) * up, or act(up) without a gate; without `act` the clamped form of gpt-oss."""
+    if act is None:
+        gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+        return (up + 1) * gate * torch.sigmoid(1.702 * gate)
+    return act(up) if gate is None else act(gate) * up''',
+    '''def mix_experts(x, offsets, rows, pairs, weights, experts, act):
+    """Sum the weighted results of each token's experts; the linear layers of an expert are modules or operands."""
+    out = torch.zeros(x.shape, dtype=torch.promote_types(weights.dtype, torch.float32), device=x.device)
+    ends, weights = offsets.tolist(), weights.flatten()
+    for linears, first, last in zip(experts, ends, ends[1:]):
+        if first < last:
+            here = rows[first:last]
+            *inner, down = [f if callable(f) else lambda t, f=f: F.linear(t, *f) for f in linears]
+            made = down(expert_hidden(act, *[f(x[here]) for f in reversed(inner)]))
+            out = out.index_add(0, here, made.to(out.dtype) * weights[pairs[first:last], None])
+    return out.to(x.dtype)''',
 )
 HELPERS = {text[len("def ") : text.index("(")]: text for text in _HELPERS}
 """Functions that emitted texts call, by name; a file contains the ones it needs."""
@@ -97,8 +130,22 @@ class Attention(nn.Module):
         if run.attentions is not None:
             run.attentions.append(weights)
         return out.transpose(1, 2)''',
+    '''class Experts(nn.ModuleDict):
+    """Experts by number; `widths` has the width of each, `names` its linear layers: gate if there is one, up, down."""
+
+    def __init__(self, size, widths, names, act, bias):
+        super().__init__()
+        self.names, self.act = names, act
+        for number, width in widths.items():
+            shapes = [(size, width)] * (len(names) - 1) + [(width, size)]
+            linears = {name: nn.Linear(*shape, bias) for name, shape in zip(names, shapes)}
+            self.add_module(str(number), nn.ModuleDict(linears))
+
+    def forward(self, x, offsets, rows, pairs, weights):
+        experts = [[expert[name] for name in self.names] for expert in self.values()]
+        return mix_experts(x, offsets, rows, pairs, weights, experts, self.act)''',
 )
-CLASSES = {text[text.index("class ") + len("class ") : text.index("(nn.Module)")]: text for text in _CLASSES}
+CLASSES = {re.findall(r"^class (\w+)\(", text, re.MULTILINE)[-1]: text for text in _CLASSES}
 """Classes of modules that are not torch's own, by name; a file contains the ones it needs."""
 
 WINDOW = '''class Window:

@@ -34,6 +34,8 @@ def with_transformers(directory, prompts, tokens, trusted):
         directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, trust_remote_code=trusted
     )
     model.eval()
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # runs any width; grouped_mm needs rows of n·16 bytes
     end = model.generation_config.eos_token_id
     model.generation_config = GenerationConfig(do_sample=False, eos_token_id=end, pad_token_id=0)  # greedy only
     logits, greedy = {}, {}

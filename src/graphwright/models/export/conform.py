@@ -19,10 +19,11 @@ from graphwright.array import NDArray, from_numpy
 from graphwright.array import dtype as named
 from graphwright.autograd import Parameter, Variable
 from graphwright.autograd.variable import remapped
-from graphwright.models.architectures.architecture import Config
+from graphwright.models.architectures.architecture import Config, size_of
 from graphwright.models.codegen.modules import LAYER
 from graphwright.models.export.affine_map import AffineMap, constant
 from graphwright.models.export.template_match import TRUNK, TemplateMatch, key_heads, uncast, unit_of
+from graphwright.models.loading import template_keys
 from graphwright.program.builder import Builder
 from graphwright.program.kinds import STORED
 from graphwright.program.op_graph import Value
@@ -63,7 +64,7 @@ def with_eps(config: Config, match: TemplateMatch, dims: Any) -> tuple[Config, A
     eps = next(iter(found), float(dims.eps))
     if eps == dims.eps:
         return config, dims
-    return changed(config, {match.arch.fields["eps"]: eps}), replace(dims, eps=eps)
+    return changed(config, {match.fields["eps"]: eps}), replace(dims, eps=eps)
 
 
 def _over_channels(match: TemplateMatch, norm: str) -> bool:
@@ -72,6 +73,14 @@ def _over_channels(match: TemplateMatch, norm: str) -> bool:
 
 
 # -- from units of the template to the program's ----------------------------------------------------------------------
+_UNFILLABLE = {
+    "vocab": "",  # zeros would be logits of more ids
+    "chosen": "",
+    "experts": "; a router row of zeros has logit 0, so tokens would choose it, and no expert is always last",
+}
+"""Dimension that zeros cannot fill -> why."""
+
+
 def index_maps(match: TemplateMatch, branch: int, dims: Any) -> IndexMap | str:
     """Map each dimension to an array: for each unit of a template of sizes `dims` the program's unit, or -1 for zeros.
 
@@ -80,11 +89,11 @@ def index_maps(match: TemplateMatch, branch: int, dims: Any) -> IndexMap | str:
     part, sizes, found = match.part(branch), match.sizes[branch], IndexMap()
     assert part is not None
     for name, size in sizes.items():
-        wanted = int(getattr(dims, name))
+        wanted = size_of(dims, name)
         if name in ("heads", "kv_heads"):
             continue
-        if size > wanted or (name == "vocab" and size != wanted):  # zeros would be logits of more ids
-            return f"{size} along {name}, but the class has {wanted}"
+        if size > wanted or (name in _UNFILLABLE and size != wanted):
+            return f"{size} along {name}, but the class has {wanted}{_UNFILLABLE.get(name, '')}"
         known = _original_indices(match, TRUNK if name == "hidden" else branch, name, wanted)
         found[name] = np.full(wanted, -1)
         found[name][np.arange(size) if known is None else known] = np.arange(size)
@@ -167,12 +176,12 @@ def conform(
     result to the layer whose weights it gets, by default the layer with the same number.
     """
     maker, p, b = _WeightBuilder(model, match, dims), model.program, Builder(model.program.name)
+    keys = template_keys(model.arch, dims, model.keys)
     params: dict[str, Value] = {}
     untouched: list[NDArray] = []
     for path, _, shape, terms in model.arch.weights(dims):
-        origin = path if layers is None else LAYER.sub(lambda m: f"layers.{layers[int(m[1])]}.", path)
-        array, name = maker.weight(origin, shape, terms)
-        key = match.keys[path]
+        array, name = maker.weight(origin_of(path, layers), shape, terms)
+        key = keys[path]
         params[path] = b.param(path, Parameter(array, True, name or key), key=key)
         if p.weights.reference_of(array) == SOURCE:
             untouched.append(array)
@@ -181,8 +190,13 @@ def conform(
     for array in untouched:
         program.weights.refer(array)
     made = model.with_program(program, config, dims)
-    made.keys = ShortDict({**model.keys, **match.keys})  # also of removed layers, whose tensors are not written
+    made.keys = ShortDict({**model.keys, **match.keys, **keys})  # also of removed layers, whose tensors are not written
     return made
+
+
+def origin_of(path: str, layers: Mapping[int, int] | None) -> str:
+    """Return the path that a weight of the result has in the match; `layers` maps layers of the result to it."""
+    return path if layers is None else LAYER.sub(lambda m: f"layers.{layers[int(m[1])]}.", path)
 
 
 class _WeightBuilder:
@@ -191,7 +205,8 @@ class _WeightBuilder:
         self.branch = {path: i for i, part in match.matched() for path in part.weights}
         self.norms = {path for _, part in match.matched() for path in part.eps}
         t = match.template
-        self.last = {t.path(uncast(t, v)) for s in match.branches for v in t.operands(s.branch.node)[1:]}
+        ends = [s.branch for s in match.branches] + [v for _, part in match.matched() for v in part.absent]
+        self.last = {t.path(uncast(t, v)) for end in ends for v in t.operands(end.node)[1:]}
         self.maps: dict[int, IndexMap] = {}
 
     def weight(self, path: str, shape: tuple[int, ...], terms: tuple[str, ...]) -> tuple[NDArray, str | None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,12 +21,27 @@ import numpy as np
 
 from graphwright.array import BY_TAG, DType
 from graphwright.errors import UsageError
-from graphwright.models.architectures.architecture import Config
+from graphwright.models.architectures.architecture import Config, dimension_of, size_of
 from graphwright.models.codegen.source import emittable, generate
 from graphwright.models.errors import ConfigError, ExportLevelImpossible
-from graphwright.models.export.conform import changed, computed_weights, conform, index_maps, with_eps
+from graphwright.models.export.conform import (
+    changed,
+    computed_weights,
+    conform,
+    index_maps,
+    origin_of,
+    with_eps,
+)
 from graphwright.models.export.receipt import edit_rows
-from graphwright.models.export.template_match import AXES, TRUNK, Deviation, find_deviations, key_heads, match_template
+from graphwright.models.export.template_match import (
+    AXES,
+    TRUNK,
+    Deviation,
+    MatchedPart,
+    find_deviations,
+    key_heads,
+    match_template,
+)
 from graphwright.models.export.write import exported_companions, write_model
 from graphwright.models.tokenizer import known_special_ids
 from graphwright.ops import traits
@@ -93,10 +109,10 @@ class ExportCase:
         kinds = {path: self.stored(path) for path in computed_weights(self.match, dims)}
         return tuple(Reason(path, f"is computed, and {k.name} rounds it") for path, k in kinds.items() if k.is_low)
 
-    def template_bytes(self, dims: Any) -> int:
-        """Return the size in bytes of all weights of a template of sizes `dims`."""
+    def template_bytes(self, dims: Any, layers: Mapping[int, int] | None) -> int:
+        """Return the size in bytes of all weights of a template of sizes `dims`; `layers` are as in `conform`."""
         weights = self.model.arch.weights(dims)
-        return sum(prod(shape) * self.stored(path).itemsize for path, _, shape, _ in weights)
+        return sum(prod(shape) * self.stored(origin_of(path, layers)).itemsize for path, _, shape, _ in weights)
 
     @cached_property
     def files(self) -> tuple[str, ...]:
@@ -186,8 +202,8 @@ class _TemplateLevel(ExportLevel):
             return self._refused()
         if isinstance(self.sizes, list):
             return self._refused(*self.sizes)
-        dims = self.sizes[1]
-        return self._accepted(self.case.template_bytes(dims), self.case.rounded(dims))
+        _, dims, layers = self.sizes
+        return self._accepted(self.case.template_bytes(dims, layers), self.case.rounded(dims))
 
     @cached_property
     def written(self) -> Model:
@@ -203,10 +219,12 @@ class ResizedConfig(_TemplateLevel):
     """
 
     number, name, summary = 2, "resized_config", "same class, other sizes"
+    fills: ClassVar[bool] = False
+    """Whether zeros may stand for a part of a block that the program lacks."""
 
     def carries(self, d: Deviation) -> bool:
         """Return True if the deviation is in a matched branch, and new sizes in the config can express it."""
-        if not d.matched or d.kind in ("op", "dtype", "gate", "factor"):
+        if not d.matched or (d.kind in ("op", "dtype", "gate", "factor") and d.dimension != "routed"):
             return False
         reasons = self.sizes if isinstance(self.sizes, list) else []
         forbidden = (r.branch is None or (r.branch == d.branch and not d.axis) or (d.axis and r.axis == d.axis)
@@ -222,13 +240,20 @@ class ResizedConfig(_TemplateLevel):
         reasons = [*self.case.unmatched, *partial, *uneven]
         reasons += [Reason(match.program.path(m.end), f"no config field can describe a {m.kind}", branch=i)
                     for i, part in match.matched() for m in part.maps]  # fmt: skip
+        reasons += [Reason(match.template.path(v), "the program lacks this part of the block", branch=i)
+                    for i, part in match.matched() for v in part.absent if not self.fills]  # fmt: skip
         if reasons or not layers:
-            return reasons or [Reason("", "no layer is left", "layers", match.arch.fields["layers"])]
+            return reasons or [Reason("", "no layer is left", "layers", match.fields["layers"])]
         resized = self._resized(sizes, layers)
         try:
             dims = match.arch.read(resized)
         except ConfigError as error:
             return [Reason("", f"{error.what}, {error.got}")]
+        routed = getattr(dims, "routed", None)
+        if routed is not None and routed != (wanted := tuple(match.dims.routed[i] for i in layers)):
+            layer = next(i for i, (a, b) in enumerate(zip(routed, wanted, strict=True)) if a != b)
+            why = f"layer {layer} is {'routed' if wanted[layer] else 'dense'}, which no config of this family can say"
+            return [Reason(f"layers.{layer}.mlp", why, AXES["routed"])]
         given = getattr(dims, "windows", None)
         for new, (i, part) in enumerate((i, part) for i, part in match.matched() if part.windows):
             (window, otherwise), branch = part.windows[0], match.branches[i].name
@@ -236,12 +261,12 @@ class ResizedConfig(_TemplateLevel):
                 return [Reason(branch, f"no config of this family gives this layer the window {window}", branch=i)]
         for name, of in match.arch.multiples:
             if getattr(dims, name) % getattr(dims, of):
-                a, b = (f"{match.arch.fields[n]} {getattr(dims, n)}" for n in (name, of))
+                a, b = (f"{match.fields[n]} {getattr(dims, n)}" for n in (name, of))
                 why = f"the class needs {a} to be a multiple of {b}"
-                return [Reason("embed.weight", why, AXES[name], match.arch.fields[name], TRUNK)]
+                return [Reason("embed.weight", why, AXES[name], match.fields[name], TRUNK)]
         fitted = with_eps(resized, match, dims)
         if isinstance(fitted, str):
-            return [Reason("norm", fitted, "channels", match.arch.fields["eps"], TRUNK)]
+            return [Reason("norm", fitted, "channels", match.fields["eps"], TRUNK)]
         return *fitted, dict(enumerate(layers))
 
     def _layers(self) -> tuple[list[int], list[Reason]]:
@@ -254,21 +279,21 @@ class ResizedConfig(_TemplateLevel):
         for i, (branch, part) in enumerate(zip(match.branches, match.parts, strict=True)):
             if part is None and i not in match.mismatched and any(present[branch.layer or 0]):
                 why = f"{branch.name} was removed, but the rest of its layer was not"
-                field = match.arch.fields["layers"]
+                field = match.fields["layers"]
                 reasons.append(Reason(match.template.path(branch.junction), why, "layers", field, i))
         return [n for n, parts in sorted(present.items()) if any(parts)], reasons
 
     def _sizes(self) -> tuple[dict[str, int], list[Reason]]:
         """Return a dict from dimension to size, and reasons for the branches whose size is not the most frequent."""
         match = self.case.match
-        found: dict[str, dict[int, int]] = {}
+        found: dict[str, dict[tuple[int, str], int]] = {}
         reasons: list[Reason] = []
         for i, part in enumerate(match.parts):
             if part is None:
                 continue
             here = match.sizes[i]
             for name, size in here.items():
-                found.setdefault(name, {})[i] = size
+                found.setdefault(dimension_of(name), {})[i, name] = size
             if "heads" in here:
                 table = key_heads(match.program, part, here["heads"], here["kv_heads"])
                 count = np.bincount(table, minlength=here["kv_heads"])
@@ -276,9 +301,9 @@ class ResizedConfig(_TemplateLevel):
                     reasons.append(self._reason(i, "heads", f"{', '.join(map(str, count))} query heads per key head"))
         for name, sizes in found.items():
             most, _ = Counter(sizes.values()).most_common(1)[0]
-            of = next(match.branches[i].layer for i, n in sizes.items() if n == most)
-            reasons += [self._reason(i, name, f"{n} {AXES.get(name, name)} where layer {of} has {most}")
-                        for i, n in sizes.items() if n != most]  # fmt: skip
+            of = next(match.branches[i].layer for (i, _), n in sizes.items() if n == most)
+            reasons += [self._reason(i, full, f"{n} {AXES.get(name, name)} where layer {of} has {most}")
+                        for (i, full), n in sizes.items() if n != most]  # fmt: skip
         agreed = {name: next(iter(sizes.values())) for name, sizes in found.items()}
         return agreed | {name: n for name, n in match.sizes[TRUNK].items() if name == "vocab"}, reasons
 
@@ -287,20 +312,23 @@ class ResizedConfig(_TemplateLevel):
         match, part = self.case.match, self.case.match.parts[branch]
         assert part is not None
         having = (w for w in part.weights if any(name in t.split("*") for t in match.terms[w]))
-        field = match.arch.fields.get(name, "")
+        dimension = dimension_of(name)
+        field = match.fields.get(dimension, "")
         path = next(having, match.branches[branch].name)
-        return Reason(path, f"{why} ({field})" if field else why, AXES.get(name, name), field, branch)
+        return Reason(path, f"{why} ({field})" if field else why, AXES.get(dimension, dimension), field, branch)
 
     def _resized(self, sizes: dict[str, int], layers: list[int]) -> Config:
         """Return the config with new sizes, `layer_types` of the present layers, and `head_dim` if widths changed."""
         match, config = self.case.match, self.case.model.config
-        names, dims = match.arch.fields, self.case.model.config_dims
+        names, dims = match.fields, self.case.model.config_dims
         now = {**sizes, "layers": len(layers)}
         fields = {names[n]: size for n, size in now.items() if n in names and size != getattr(dims, n)}
         if {"hidden", "heads"} & {n for n, size in now.items() if size != getattr(dims, n, size)}:
             fields[names["head_dim"]] = dims.head_dim
         fields |= known_special_ids(config, self.case.model.vocab)
         made = changed(config, fields)
+        if hasattr(dims, "routed"):
+            made = self._with_routed(made, layers)
         windows = tuple(part.windows[0][0] for _, part in match.matched() if part.windows)
         with suppress(ConfigError):  # `layer_types` has an entry for each old layer
             same = "layer_types" not in config or len(layers) == dims.layers
@@ -308,6 +336,16 @@ class ResizedConfig(_TemplateLevel):
                 return made
         types = ["full_attention" if window is None else "sliding_attention" for window in windows]
         return changed(made, {"layer_types": types}, without=("max_window_layers",))
+
+    def _with_routed(self, config: Config, layers: list[int]) -> Config:
+        """Return the config with the list of the dense ones among the present layers, if it needs one."""
+        match = self.case.match
+        routed = tuple(match.dims.routed[i] for i in layers)
+        with suppress(ConfigError):
+            if match.arch.read(config).routed == routed:
+                return config
+        dense = [i for i, r in enumerate(routed) if not r]
+        return changed(config, {"mlp_only_layers": dense, "decoder_sparse_step": 1})
 
 
 class ZeroFilled(_TemplateLevel):
@@ -319,7 +357,7 @@ class ZeroFilled(_TemplateLevel):
     def carries(self, d: Deviation) -> bool:
         """Return True if the deviation's branch is matched and fits into the original sizes and eps."""
         no_eps = isinstance(self.fitted, str) and d.dimension == "hidden"
-        fits = (TRUNK if d.branch is None else d.branch) not in self.misfits and d.dimension != "layers"
+        fits = (TRUNK if d.branch is None else d.branch) not in self.misfits and d.dimension not in ("layers", "routed")
         return d.matched and d.kind not in ("op", "dtype") and fits and not no_eps
 
     @cached_property
@@ -328,12 +366,14 @@ class ZeroFilled(_TemplateLevel):
         case, match = self.case, self.case.match
         if match.added:
             what = f"the class has {match.dims.layers - match.added} layers"
-            return [Reason("", what, "layers", match.arch.fields["layers"])]
+            return [Reason("", what, "layers", match.fields["layers"])]
+        if changed_layers := [d for d in case.deviations if d.dimension == "routed"]:
+            return [Reason(d.path, d.detail) for d in changed_layers]
         why = list(case.unmatched) or [Reason(d.path, f"{d.kind}, {d.detail}")
                                  for d in case.deviations if d.kind in ("op", "dtype")]  # fmt: skip
         why += [Reason("embed" if i == TRUNK else match.branches[i].name, text) for i, text in self.misfits.items()]
         if isinstance(self.fitted, str):
-            return [*why, Reason("norm", self.fitted, "channels", match.arch.fields["eps"])]
+            return [*why, Reason("norm", self.fitted, "channels", match.fields["eps"])]
         return why or (*self.fitted, None)
 
     @cached_property
@@ -348,8 +388,21 @@ class ZeroFilled(_TemplateLevel):
         maps = {i: index_maps(match, i, match.dims) for i, _ in match.matched()}
         windows = {i: pair for i, part in match.matched() for pair in part.windows if pair[0] != pair[1]}
         other = {i: f"the window {here}, but the class has {there}" for i, (here, there) in windows.items()}
+        other |= {i: why for i, part in match.matched() if (why := self._norm_misfit(i, part))}
         return other | {i: found for i, found in maps.items() if isinstance(found, str)}
 
+    def _norm_misfit(self, branch: int, part: MatchedPart) -> str:
+        """Return why zeros change a norm within a branch, such as one over all heads; "" if they do not."""
+        match, here = self.case.match, self.case.match.sizes[branch]
+        for path in part.eps:
+            for name in [n for term in match.terms.get(f"{path}.weight", ()) for n in term.split("*")]:
+                if name != "hidden" and here.get(name, 0) != size_of(match.given, name) and name in here:
+                    return f"{path} normalises {here[name]} {AXES.get(name, name)}, and with zeros other ones"
+        return ""
+
+
+_SIZES = {"heads", "kv_heads", "mlp", "experts", "expert_width", "shared_width"}
+"""Dimensions whose fields state the sizes of generated code."""
 
 _IN_CODE = (
     *("layer_types", "sliding_window", "use_sliding_window", "max_window_layers"),
@@ -403,22 +456,25 @@ class GeneratedCode(ExportLevel):
     def _widths(self) -> dict[str, Any]:
         """Return the config fields of sizes that the program changed: a number, or a list with each layer's.
 
-        A layer has 0 where it lacks the branch with this size, and null where this branch computes something else.
+        A layer has 0 where it lacks the branch with this size, and null where this branch computes something else. If
+        the experts of a layer differ in width, the layer has a list.
         """
-        match, found = self.case.match, dict[str, dict[int, int | None]]()
+        match, found = self.case.match, dict[str, dict[int, Any]]()
         for i, (branch, part) in enumerate(zip(match.branches, match.parts, strict=True)):
-            of_branch = {n for path, ts in match.terms.items() if path.startswith(f"{branch.name}.") for t in ts
-                         for n in t.split("*")} & {"heads", "kv_heads", "mlp"}  # fmt: skip
+            of_branch = {dimension_of(n) for path, ts in match.terms.items() if path.startswith(f"{branch.name}.")
+                         for t in ts for n in t.split("*")} & _SIZES  # fmt: skip
             missing = None if i in match.mismatched else 0
             for name in of_branch:
-                found.setdefault(name, {})[branch.layer] = match.sizes[i][name] if part is not None else missing
+                here = [n for full, n in match.sizes.get(i, {}).items() if dimension_of(full) == name]
+                size = here[0] if len(set(here)) == 1 else here
+                found.setdefault(name, {})[branch.layer] = size if part is not None else missing
         made: dict[str, Any] = {}
         for name, sizes in found.items():
-            values = [sizes[layer] for layer in sorted(sizes)]
-            if any(v != getattr(match.dims, name) for v in values):
-                made[match.arch.fields[name]] = values if len(set(values)) > 1 else values[0]
+            if any(v != getattr(match.given, name) for v in sizes.values()):
+                values = [sizes.get(layer, 0) for layer in range(match.dims.layers)]
+                made[match.fields[name]] = values if any(v != values[0] for v in values) else values[0]
         hidden = match.sizes[TRUNK].get("hidden", match.dims.hidden)
-        made |= {} if hidden == match.dims.hidden else {match.arch.fields["hidden"]: hidden}
+        made |= {} if hidden == match.dims.hidden else {match.fields["hidden"]: hidden}
         return made | known_special_ids(self.case.model.config, self.case.model.vocab)
 
 

@@ -19,11 +19,11 @@ import numpy as np
 from graphwright.array import dtype
 from graphwright.autograd import Parameter
 from graphwright.graph import NodeId
-from graphwright.models.architectures.architecture import Architecture
+from graphwright.models.architectures.architecture import Architecture, dimension_of, size_of
 from graphwright.models.codegen.modules import LAYER
 from graphwright.models.export.affine_map import AffineMap, constant, constants, find_affine_map
 from graphwright.models.loading import template_keys
-from graphwright.ops import traits
+from graphwright.ops import OPS, traits
 from graphwright.program.builder import Builder
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import CONST, INPUT, STORED
@@ -60,6 +60,9 @@ class MatchedPart:
         key_head: the program's constant that lists the key head of each query head; None if it has no such table.
         maps: affine maps of the program, each of which replaces one matrix of the template.
         windows: (window in the program, window in the template) of each attention, None for no limit.
+        counts: dict from a dimension that attributes hold, such as `chosen`, to its size in the program.
+        absent: terms of sums in the template that the program's sums lack, each as the value of the matrix whose zeros
+            make the term zero.
     """
 
     name: str
@@ -69,6 +72,8 @@ class MatchedPart:
     key_head: Value | None = None
     maps: list[AffineMap] = field(default_factory=list)
     windows: list[tuple[int | None, int | None]] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    absent: list[Value] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +97,11 @@ class TemplateMatch:
     """A program matched with its family's template.
 
     Attributes:
-        dims: dimensions of the template: those of the config, with more layers if the program has more.
+        dims: dimensions of the template: those of the config, with more layers or experts if the program has more, and
+            with the layers routed that the program routes.
+        given: dimensions of the config.
         added: number of layers that the template has beyond those of the config.
+        fields: dict from dimension to config field, in the config's spelling.
         keys: dict from path of a weight in the template to its checkpoint key.
         branches: residual branches of the template, in order.
         parts: for each branch its match in the program, or None.
@@ -107,7 +115,9 @@ class TemplateMatch:
 
     arch: Architecture
     dims: Any
+    given: Any
     added: int
+    fields: Mapping[str, str]
     keys: Mapping[str, str]
     program: Program
     template: Program
@@ -158,7 +168,7 @@ def template(model: Model, dims: Any, keys: Mapping[str, str]) -> Program:
 
 
 def _template_dims(model: Model) -> Any:
-    """Return the dimensions of the config, with as many layers as the program has in a row.
+    """Return the dimensions of the config, with as many layers as the program has in a row, and its routed layers.
 
     Additional layers have the window of the last one; windows are compared layer by layer.
     """
@@ -166,10 +176,31 @@ def _template_dims(model: Model) -> Any:
     more = 0
     while hasattr(dims, "layers") and p.with_prefix(f"layers.{dims.layers + more}."):
         more += 1
-    if not more:
-        return dims
-    windows = {"windows": (*dims.windows, *dims.windows[-1:] * more)} if hasattr(dims, "windows") else {}
-    return replace(dims, layers=dims.layers + more, **windows)
+    changes: dict[str, Any] = {"layers": dims.layers + more} if more else {}
+    if more and hasattr(dims, "windows"):
+        changes["windows"] = (*dims.windows, *dims.windows[-1:] * more)
+    if hasattr(dims, "routed"):
+        found = routed_layers(p)
+        absent = (*dims.routed, *dims.routed[-1:] * more)  # a layer without a branch is as in the config
+        lost = [r and not p.with_prefix(f"layers.{i}.mlp.down") for i, r in enumerate(absent)]
+        changes["routed"] = tuple(i in found or r for i, r in enumerate(lost))
+        changes["experts"] = max([dims.experts, *(size_of_groups(p, n) for n in found.values())])
+    changes = {name: value for name, value in changes.items() if value != getattr(dims, name)}
+    return replace(dims, **changes) if changes else dims
+
+
+def routed_layers(p: Program) -> dict[int, NodeId]:
+    """Return a dict from the number of each layer with experts to the node that computes them."""
+    having = (n for n in p.nodes() if p.op(n) in OPS and OPS[p.op(n)].groups is not None)
+    return {int(found[1]): n for n in having if (found := LAYER.match(p.path(n)))}
+
+
+def size_of_groups(p: Program, node: NodeId) -> int:
+    """Return the number of experts whose operands a node reads."""
+    groups = OPS[p.op(node)].groups
+    assert groups is not None
+    first, width = groups(p.attrs(node))
+    return (len(p.operands(node)) - first) // width
 
 
 def match_template(model: Model) -> TemplateMatch:
@@ -182,13 +213,17 @@ class _Matcher:
 
     def __init__(self, model: Model) -> None:
         self.arch, self.dims, self.p = model.arch, _template_dims(model), model.program
-        self.added = 0 if self.dims is model.config_dims else self.dims.layers - model.config_dims.layers
+        self.given, self.fields = model.config_dims, model.arch.config_fields(model.config)
+        self.added = self.dims.layers - self.given.layers if hasattr(self.dims, "layers") else 0
         self.keys = template_keys(self.arch, self.dims, model.keys)
         self.t = template(model, self.dims, self.keys)
         self.fixed, self.fixed_in_template = constants(self.p), constants(self.t)
         t = self.t
-        junctions = [(n, t.operands(n)) for n in t.order() if t.is_junction(n) and len(t.operands(n)) == 2]
-        self.branches = tuple(TemplateBranch(t.path(b).rpartition(".")[0], Value(n), s, b) for n, (s, b) in junctions)
+        junctions = [n for n in t.order() if t.is_junction(n) and len(t.operands(n)) == 2]
+        stream = _stream(t, junctions[-1]) if junctions else []
+        self.inner = {t.path(n) for n in junctions if n not in stream}
+        ends = [(n, *t.operands(n)) for n in stream]
+        self.branches = tuple(TemplateBranch(t.path(b).rpartition(".")[0], Value(n), s, b) for n, s, b in ends)
         self.names = {key: path for path, key in self.keys.items()}
         self.terms = {path: terms for path, _, _, terms in model.arch.weights(self.dims)}
         self.unmatched: dict[NodeId, str] = {}
@@ -211,8 +246,9 @@ class _Matcher:
         while v is not None and not self._is_base(v):
             at, v = self._next_junction(v, at)
         sizes: dict[int, dict[str, int]] = {}
-        found = TemplateMatch(self.arch, self.dims, self.added, self.keys, p, self.t, self.branches, tuple(self.parts),
-                              trunk, sizes, self.unmatched, self.mismatched, self.skipped, self.terms)  # fmt: skip
+        found = TemplateMatch(self.arch, self.dims, self.given, self.added, self.fields, self.keys, p, self.t,
+                              self.branches, tuple(self.parts), trunk, sizes, self.unmatched, self.mismatched,
+                              self.skipped, self.terms)  # fmt: skip
         self._refuse_shared_weights(found)
         trunk_first = list(found.matched())
         for i, part in (*trunk_first[1:], trunk_first[0]):
@@ -257,7 +293,8 @@ class _Matcher:
         p = self.p
         operands = [self.canon(u) for u in p.operands(v.node)] if p.is_junction(v.node) else []
         base = self.t.op(self.branches[0].stream.node)
-        streams = [u for u in operands if p.is_junction(u.node) or p.op(u.node) == base]
+        sums = [u for u in operands if p.is_junction(u.node) and p.path(u.node) not in self.inner]
+        streams = [u for u in operands if u in sums or p.op(u.node) == base]
         if not streams:
             ends = "the residual stream ends here"
             self.unmatched[v.node] = ends if p.is_junction(v.node) else f"{p.op(v.node)} on the residual stream"
@@ -365,6 +402,9 @@ class _Matcher:
 
     def _match_node(self, t: Value, v: Value, part: MatchedPart, stream: Value | None) -> None:
         p, op = self.p, self.t.op(t.node)
+        if self.t.is_junction(t.node) and not p.is_junction(v.node):
+            self._match_term(t, v, part, stream)
+            return
         if p.op(v.node) != op or v.port != t.port:
             raise _Mismatch(v.node, f"{p.op(v.node)} instead of {op}")
         if op == INPUT:
@@ -373,12 +413,25 @@ class _Matcher:
             return
         self._match_attrs(t, v, part)
         wanted, given = self.t.operands(t.node), p.operands(v.node)
+        if op in OPS and OPS[op].groups is not None:
+            wanted, given = wanted[: len(given)], given[: len(wanted)]  # the number of experts is a size
         if len(wanted) != len(given):
             raise _Mismatch(v.node, f"reads {len(given)} values instead of {len(wanted)}")
         if traits(op).attention:
             given = self._without_table(given, part)
         for inner, value in zip(wanted, given, strict=True):
             self.match(inner, value, part, stream)
+
+    def _match_term(self, t: Value, v: Value, part: MatchedPart, stream: Value | None) -> None:
+        """Match `v` with the first of two terms of the template's sum `t`; the program lacks the other one."""
+        term, lacking = self.t.operands(t.node)
+        while (row := traits(self.t.op(lacking.node))).contracts != "out_in":
+            found = [u for u in self.t.operands(lacking.node) if u.node not in self.fixed_in_template]
+            if not found or not (row.linear_in or row.multiplies):
+                raise _Mismatch(v.node, f"{self.p.op(v.node)} instead of a sum")
+            lacking = found[0]
+        self.match(term, v, part, stream)
+        part.absent.append(lacking)
 
     def _match_attrs(self, t: Value, v: Value, part: MatchedPart) -> None:
         """Compare attributes. The number of heads may differ, because it is a size; eps and windows are recorded."""
@@ -388,6 +441,11 @@ class _Matcher:
             there.pop("eps")
         if traits(op).attention:
             part.windows.append((here.pop("window", None), there.pop("window", None)))
+        for name in [n for n in here if f"{op}.{n}" in self.arch.attributes]:
+            dimension, size = self.arch.attributes[f"{op}.{name}"], here.pop(name)
+            there.pop(name)
+            if part.counts.setdefault(dimension, size) != size:
+                raise _Mismatch(v.node, f"{size} along {dimension}, where another op has {part.counts[dimension]}")
         if traits(op).splits_axis and len(here["sizes"]) == len(there["sizes"]):
             here["sizes"], there["sizes"] = here["sizes"][1:], there["sizes"][1:]
         if found := attr_changes(here, there):
@@ -436,7 +494,7 @@ class _Matcher:
     # -- sizes -------------------------------------------------------------------------------------------------------
     def _sizes(self, part: MatchedPart) -> dict[str, int]:
         """Map each dimension to its size in the program; record a changed head_dim as unmatched."""
-        found: dict[str, int] = {}
+        found = dict(part.counts)
         for path, source in part.weights.items():
             node, terms = source.node if isinstance(source, Value) else source.end.node, self.terms[path]
             shape = self.p.spec(source).sizes if isinstance(source, Value) else source.shape[: len(terms)]
@@ -447,6 +505,14 @@ class _Matcher:
                 if name == "head_dim" and size != self.dims.head_dim:
                     self.unmatched[node] = f"{size} along {name} of {path} instead of {self.dims.head_dim}"
         return found
+
+
+def _stream(t: Program, last: NodeId) -> list[NodeId]:
+    """Return the junctions of the template's residual stream, in order, from the last one."""
+    found = [last]
+    while t.is_junction(before := t.operands(found[0])[0].node):
+        found.insert(0, before)
+    return found
 
 
 def unit_of(term: str, dims: Any) -> tuple[str, int]:
@@ -478,7 +544,8 @@ def key_heads(p: Program, part: MatchedPart, heads: int, kv_heads: int) -> np.nd
 KINDS = ("size", "removed", "added", "rewired", "gate", "factor", "dtype", "attrs", "op")
 AXES = {
     "mlp": "neurons", "heads": "heads", "kv_heads": "kv_groups", "hidden": "channels", "layers": "layers",
-    "vocab": "vocabulary",
+    "vocab": "vocabulary", "experts": "experts", "expert_width": "neurons", "shared_width": "neurons",
+    "routed": "layers", "chosen": "experts per token",
 }  # fmt: skip
 """Dimension of a family -> name of its units."""
 
@@ -520,13 +587,20 @@ def find_deviations(match: TemplateMatch) -> list[Deviation]:
 
 
 def _added_layers(match: TemplateMatch) -> Iterator[Deviation]:
-    axis, field = AXES["layers"], match.arch.fields.get("layers", "")
-    for i, branch in enumerate(match.branches if match.added else ()):
-        known = match.dims.layers - match.added
-        if branch.layer >= known and match.parts[i] is not None:
+    """Yield a deviation for each branch of a layer that the config lacks, or that is routed in one of the two."""
+    axis, field = AXES["layers"], match.fields.get("layers", "")
+    known = match.dims.layers - match.added if match.branches else 0
+    routed, given = (getattr(d, "routed", ()) for d in (match.dims, match.given))
+    for i, branch in enumerate(match.branches):
+        path, layer = match.template.path(branch.junction), branch.layer
+        if match.parts[i] is None:
+            continue
+        if layer >= known:
             what = f"the config has {known} layers ({axis}, {field})"
-            path = match.template.path(branch.junction)
             yield Deviation(path, "added", what, (), axis, field, i, "layers", matched=True)
+        elif routed and routed[layer] != given[layer] and branch.name == f"layers.{layer}.mlp":
+            what = f"layer {layer} is {'dense' if given[layer] else 'routed'} here, but not in the config"
+            yield Deviation(path, "op", what, (), axis, "", i, "routed", matched=True)
 
 
 def _classified(
@@ -551,7 +625,8 @@ def _classified(
         part = match.parts[branch] if branch is not None else None
         kind = "factor" if part is not None and isinstance(part.weights.get(path), AffineMap) else d.kind
     dimension = _dimension(match, path, branch) if kind == "size" else ""
-    axis, field = AXES.get(dimension, ""), match.arch.fields.get(dimension, "")
+    dimension = dimension_of(dimension)
+    axis, field = AXES.get(dimension, ""), match.fields.get(dimension, "")
     detail = f"{d.detail} ({axis}, {field})" if field else d.detail
     return replace(d, kind=kind, axis=axis, field=field, detail=detail, branch=branch, dimension=dimension,
                    matched=matched)  # fmt: skip
@@ -559,10 +634,10 @@ def _classified(
 
 def _dimension(match: TemplateMatch, path: str, branch: int | None) -> str:
     """Return the dimension whose size differs in the weight or head split at the template's `path`; "" if none does."""
-    here = match.sizes.get(TRUNK if branch is None else branch, {})
+    here, dims = match.sizes.get(TRUNK if branch is None else branch, {}), match.dims
     base = path.removesuffix("_split") + ".weight" if path.endswith("_split") else path
     names = [n for term in match.terms.get(base, ()) for n in term.split("*")]
-    return next((n for n in names if here.get(n, getattr(match.dims, n)) != getattr(match.dims, n)), "")
+    return next((n for n in names if here.get(n, size_of(dims, n)) != size_of(dims, n)), "")
 
 
 def _differences(ours: Program, theirs: Program) -> Iterator[tuple[Deviation, NodeId | None, NodeId | None]]:

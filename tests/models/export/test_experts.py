@@ -1,0 +1,131 @@
+"""Exports of models with routed layers: which level carries them, and what transformers then computes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import Made, relative, some_ids
+
+import graphwright as gw
+from graphwright.models import ExportLevelImpossible
+from graphwright.models.export import verify
+
+IDS = some_ids((2, 19))
+PROMPTS = [some_ids((n,), seed=n) for n in (9, 17)]
+FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+
+
+@pytest.fixture(autouse=True)
+def _warm(monkeypatch: pytest.MonkeyPatch, warm_process: Any) -> None:
+    monkeypatch.setattr(verify, "_start", warm_process)
+
+
+def exported(m: gw.Model, out: Path, level: int) -> dict[str, Any]:
+    """Export, let transformers compute it, and return the config."""
+    receipt = m.export(out, prompts=PROMPTS, check="required", timed=False)
+    assert (receipt.level, receipt.exact) == (level, True)
+    assert receipt.check["greedy_equal"] == [32, 32]
+    return json.loads((out / "config.json").read_text())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_fewer_experts_in_every_layer_are_a_config(name: str, made: Callable[[str], Made], tmp_path: Path) -> None:
+    m = gw.open(made(name).path)
+    with m.edit("two experts less, narrower ones") as e:
+        for layer in {u.name for u in m.program.axes().values() if u.kind == "experts"}:
+            e.cut_units(m.program.axes()[layer].units([1, 4] if layer.startswith("layers.2") else [0, 2]))
+        for path in [k for k in m.program.axes() if k.endswith(".neurons") and ".experts." in k]:
+            e.cut_units(m.program.axes()[path].units(range(9)))
+    config = exported(m, tmp_path / "out", 2)
+    width = 76 if name in ("mixtral", "olmoe") else 28
+    assert config["moe_intermediate_size" if width == 28 else "intermediate_size"] == width - 9
+    fields = [f for f in ("num_experts", "num_local_experts") if f in config]
+    assert fields == [f for f in ("num_experts", "num_local_experts") if f in m.config]
+    assert config[fields[0]] == 3
+    back = gw.open(tmp_path / "out")
+    assert relative(back.logits(IDS), m.logits(IDS)) < 1e-6
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_unequal_experts_are_code_and_the_reasons_say_why(
+    name: str, made: Callable[[str], Made], tmp_path: Path
+) -> None:
+    m = gw.open(made(name).path)
+    with m.edit("one expert less in one layer, and a narrow one") as e:
+        e.cut_units(m.program.axes()["layers.2.mlp.experts"].units([1]))
+        e.cut_units(m.program.axes()["layers.2.mlp.experts.3.neurons"].units(range(9)))
+    plan = m.export_plan()
+    assert plan.level == 5
+    assert "4 experts where layer" in str(plan.at(2).reasons[0])
+    assert "no expert is always last" in " ".join(map(str, plan.at(3).reasons))
+    with pytest.raises(ExportLevelImpossible, match="cannot carry"):
+        m.export(tmp_path / "no", level=3)
+    config = exported(m, tmp_path / "out", 5)
+    routed = m.dims.routed
+    count = config["num_experts" if "num_experts" in m.config else "num_local_experts"]
+    assert count == [5 * routed[0], 5 * routed[1], 4]
+    width = 76 if name in ("mixtral", "olmoe") else 28
+    sizes = config["moe_intermediate_size" if width == 28 else "intermediate_size"]
+    assert sizes == [width * routed[0], width * routed[1], [width, width, width - 9, width]]
+    code = next((tmp_path / "out").glob("modeling_*.py")).read_text()
+    assert f"(Experts, 48, {{0: {width}, 2: {width}, 3: {width - 9}, 4: {width}}}" in " ".join(code.split())
+    assert ("get_parameter" in code, "one_hot(values" in code, "dispatch(indices, 4)" in code) == (False, False, True)
+
+
+def test_narrow_experts_alone_are_zeros(made: Callable[[str], Made], tmp_path: Path) -> None:
+    m = gw.open(made("qwen3_moe").path)
+    with m.edit("narrow experts") as e:
+        e.cut_units(m.program.axes()["layers.2.mlp.experts.3.neurons"].units(range(9)))
+        e.cut_units(m.program.axes()["layers.1.mlp.experts.0.neurons"].units([5, 7]))
+    exported(m, tmp_path / "out", 3)
+    weight = gw.open(tmp_path / "out").program.weights.array("model.layers.2.mlp.experts.3.up_proj.weight").to_numpy()
+    assert ((weight == 0).all(1) == (np.arange(28) < 9)).all()
+
+
+def test_layers_without_experts_move_with_their_numbers(made: Callable[[str], Made], tmp_path: Path) -> None:
+    for name, dense in (("qwen2_moe", [0]), ("qwen3_moe", [])):
+        m = gw.open(made(name).path)
+        with m.edit("no first layer") as e:
+            e.cut_units(m.select("layers").layers[[0]])
+        config = exported(m, tmp_path / name, 2)
+        assert config["mlp_only_layers"] == dense
+    m = gw.open(made("qwen2_moe-step").path)  # layers 1 and 3 are routed
+    with m.edit("no first layer") as e:
+        e.cut_units(m.select("layers").layers[[0]])
+    config = exported(m, tmp_path / "step", 2)
+    assert (config["mlp_only_layers"], config["decoder_sparse_step"]) == ([1], 1)
+
+
+def test_a_shared_expert_that_was_cut_is_zeros(made: Callable[[str], Made], tmp_path: Path) -> None:
+    m = gw.open(made("qwen2_moe").path)
+    with m.edit("no shared expert") as e:
+        e.cut("layers.2.mlp.shared_scaled -> layers.2.mlp.sum")
+    assert "lacks this part" in str(m.export_plan().at(2).reasons[0])
+    exported(m, tmp_path / "out", 3)
+
+
+def test_heads_under_a_norm_of_all_heads_cannot_be_zeros(made: Callable[[str], Made]) -> None:
+    m = gw.open(made("olmoe").path)
+    with m.edit(
+        "a head less",
+    ) as e:
+        e.cut_units(m.select("layers.1.attn").heads[[0]], ragged=True, correct=False)
+    assert "normalises 5 heads" in " ".join(map(str, m.export_plan().at(3).reasons))
+    assert m.export_plan().level == 5
+
+
+def test_another_number_of_experts_per_token_is_a_config(made: Callable[[str], Made], tmp_path: Path) -> None:
+    m = gw.open(made("olmoe").path)
+    with m.edit("two experts per token") as e:
+        for layer in range(3):
+            e.set_attr(f"layers.{layer}.mlp.chosen", k=2)
+    assert exported(m, tmp_path / "out", 2)["num_experts_per_tok"] == 2
+    m.program.undo()
+    with m.edit("two experts per token in one layer") as e:
+        e.set_attr("layers.1.mlp.chosen", k=2)
+    assert m.export_plan().level == 5
