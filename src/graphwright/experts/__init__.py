@@ -1,13 +1,15 @@
-"""Mixtures of experts as editable structure: usage, scores and edits of experts, routers, layers, losses."""
+"""Mixtures of experts as editable structure: usage, scores and edits of experts, routers, layers, losses, renewal."""
 
 from __future__ import annotations
 
 from graphwright.experts.calibrate import Calibrated, CalibratedLayer, calibrate
 from graphwright.experts.dense import DenseMlp, dense_mlps
 from graphwright.experts.edits import add, clone, freeze, level, merge, set_k, split
+from graphwright.experts.integrity import integrity
 from graphwright.experts.layers import DynMoE, DynONN, DynSMHA, Head, to_dense
 from graphwright.experts.observed import ObservedLayer, observe
 from graphwright.experts.prune import FewerExperts, merge_similar, prune
+from graphwright.experts.regeneration import Change, NoRouter, Regeneration, Signals
 from graphwright.experts.routed import NotAMixture, RoutedLayer, routed_layer, routed_layers
 from graphwright.experts.routers import RouterNodes, threshold_routers
 from graphwright.experts.scores import ExpertScores, scores
@@ -21,6 +23,7 @@ __all__ = [
     "AllDead",
     "Calibrated",
     "CalibratedLayer",
+    "Change",
     "DenseMlp",
     "DynMoE",
     "DynONN",
@@ -30,11 +33,14 @@ __all__ = [
     "Head",
     "InertExpert",
     "LayerUsage",
+    "NoRouter",
     "NotAMixture",
     "ObservedLayer",
+    "Regeneration",
     "RoutedLayer",
     "RouterNodes",
     "RouterTerm",
+    "Signals",
     "TooFewExperts",
     "Uncalibrated",
     "Usage",
@@ -46,6 +52,7 @@ __all__ = [
     "expert_tokens",
     "freeze",
     "ghost",
+    "integrity",
     "least",
     "level",
     "long_surprise",

@@ -171,7 +171,7 @@ def _check_value(p: Program, value: Value) -> None:
         raise ShapeError(what, where=p.path(value), expected=expected, got=value.port)
 
 
-_KIND_ATTRS = {PARAM: {"key", "trainable", "axes"}, CONST: {"key", "axes"}, STATE: {"key", "axes"}}
+_KIND_ATTRS = {PARAM: {"key", "trainable", "axes", "born"}, CONST: {"key", "axes"}, STATE: {"key", "axes"}}
 
 
 def _check_attrs(op: str, attrs: Mapping[str, Any], where: str) -> None:

@@ -1,0 +1,399 @@
+"""Experts that die, are born again, and are added: a controller of layers with threshold routers.
+
+It proposes edits between steps, from states that the steps' own plan keeps: the share of tokens above each expert's
+threshold, the share of unrouted tokens, the last unrouted tokens, and the latch of an alarm (`experts.integrity`). An
+expert is dead if its share stays far below k0/E. A dead expert is replaced by one whose prototype lies among unrouted
+tokens, with new parameters, so that optimizers begin anew with it (ReDo-like resets, Sokar et al. 2023).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright.array import from_numpy
+from graphwright.autograd import Tensor, Variable
+from graphwright.errors import UsageError
+from graphwright.experts.integrity import integrity
+from graphwright.experts.observed import mlps_of
+from graphwright.experts.renewal import Newborn, drift, newborn, renew
+from graphwright.experts.routers import RouterNodes, threshold_routers
+from graphwright.graph import NodeId
+from graphwright.ops import call
+from graphwright.optim import StepTerm, StepView
+from graphwright.program import Program
+from graphwright.program.op_graph import Ref
+from graphwright.report import table
+from graphwright.settings import AtLeastOne, Count, NotNegative, Positive, Seed, Settings, Share
+
+if TYPE_CHECKING:
+    from graphwright.program.editing.transaction import Transaction
+
+KEPT = 256
+"""Unrouted tokens of a layer that are kept, and by default other tokens."""
+
+
+class NoRouter(UsageError):
+    """A program has no threshold router, so nothing counts hits there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change that the controller proposes, or an event that it reports.
+
+    Attributes:
+        event: expert_reborn, expert_born or alarm.
+        name: the expert, such as `layers.1.mlp.experts.7`; for an alarm the layer's router.
+        reason: text.
+        facts: figures of the decision, as JSON values.
+        make: makes the change in an open edit, and returns further facts; None for an event.
+    """
+
+    event: str
+    name: str
+    reason: str
+    facts: dict[str, Any]
+    make: Any = None
+
+    @property
+    def apply(self) -> Any:
+        """The function that makes the change in an open edit and completes the facts; None for an event."""
+        return None if self.make is None else self._apply
+
+    def _apply(self, e: Transaction) -> None:
+        self.facts.update(self.make(e))
+
+
+@dataclass(slots=True)
+class LayerState:
+    """What the steps of one layer keep, and which experts it was kept for.
+
+    Attributes:
+        rate: moving average of the share of tokens above each expert's threshold, before the fallback, float32 [E].
+        fast, slow: moving averages of the share of unrouted tokens, 0-d.
+        unrouted: the last unrouted tokens [KEPT + 1, C]; the last row takes what is not kept.
+        place: [next row of `unrouted`, number of rows in use], float32 [2].
+        recent: the last tokens, newest batch first [n, C].
+        renewed: step of the last renewal, and step until which `slow` follows `fast`, float32 [2].
+        nodes: prototypes of the experts, by which a new expert of the same name is told from the old one.
+    """
+
+    rate: Variable
+    fast: Variable
+    slow: Variable
+    unrouted: Variable
+    place: Variable
+    recent: Variable
+    renewed: Variable
+    nodes: list[NodeId]
+
+    def variables(self) -> Iterator[tuple[str, Variable]]:
+        """Iterate over (name, variable)."""
+        yield from ((f.name, getattr(self, f.name)) for f in fields(self) if f.name != "nodes")
+
+
+def _state(name: str, value: Any) -> Variable:
+    return Variable(from_numpy(np.ascontiguousarray(np.asarray(value, np.float32))), name=name)
+
+
+class Signals(StepTerm):
+    """The states of a controller, as a term of a compiled step; made by `Regeneration.signals`."""
+
+    name = "life"
+
+    def __init__(self, care: Regeneration) -> None:
+        self.care, self.layers = care, dict[str, LayerState]()
+        self.own = integrity(
+            care.alpha, care.gamma, alarm=care.alarm, after=care.grace, window=care.window, logits=care.logits,
+            targets=care.targets, mask=care.mask, shifted=care.shifted,
+        )  # fmt: skip
+        self.own.states["tick"] = _state("integrity.tick", 0.0)
+
+    def nodes(self, program: Program) -> Iterator[Ref]:
+        """Follow the experts of the program; iterate over what is read of each router."""
+        routers = threshold_routers(program)
+        if not routers:
+            raise NoRouter("no layer has a threshold router, so nothing counts hits", where=program.name,
+                           fix="nn.MoE(..., router=nn.ThresholdRouter(...))")  # fmt: skip
+        self._follow(program, routers)
+        for router in routers:
+            yield router.value("hits")
+            yield router.value("unrouted")
+            yield _tokens(router)
+
+    def variables(self) -> dict[str, Variable]:
+        """Return all states by name."""
+        found = self.own.variables()
+        for number, state in enumerate(self.layers.values()):
+            found |= {f"{number}.{name}": variable for name, variable in state.variables()}
+        return found
+
+    def __call__(self, view: StepView) -> None:
+        """Measure one step, and assign the states."""
+        self.own(view)
+        for router in threshold_routers(view.program):
+            self._measure(view, router, self.layers[router.path])
+
+    def _measure(self, view: StepView, router: RouterNodes, state: LayerState) -> None:
+        care, path = self.care, router.path
+        hits, none = view.value(router.value("hits")).to("float32"), view.value(router.value("unrouted"))
+        tokens = view.value(_tokens(router)).to("float32")
+        tokens = tokens.reshape(-1, tokens.shape[-1])
+        rate = state.rate * care.decay + hits.mean(axis=0) * (1 - care.decay)
+        share = none.to("float32").mean()
+        fast = state.fast * care.decay + share * (1 - care.decay)
+        slow = state.slow * care.slow + share * (1 - care.slow)
+        held = call("lt", self.own.states["t"], state.renewed[1])
+        state.slow.assign(call("where", held, fast, slow))
+        state.rate.assign(rate)
+        state.fast.assign(fast)
+        before = call("cumsum", none.to("float32"), axis=0)
+        row = call("remainder", state.place[0] + before - 1.0, float(KEPT))
+        row = call("where", none, row, float(KEPT)).to("int64")
+        state.unrouted.assign(call("index_put", state.unrouted, tokens, row, axis=0))
+        number = before[-1]
+        following = call("remainder", state.place[0] + number, float(KEPT))
+        state.place.assign(call("stack", following, (state.place[1] + number).clamp(max=float(KEPT))))
+        last = call("concat", tokens, state.recent, axis=0)
+        state.recent.assign(last[: state.recent.shape[0]])
+        prefix = f"life.{path}." if path else "life."
+        view.report(f"{prefix}unrouted", share)
+        view.report(f"{prefix}k", hits.sum() / float(hits.shape[0]))
+
+    def _follow(self, program: Program, routers: list[RouterNodes]) -> None:
+        """Give new experts the expected rate, keep that of the others, and drop layers that are gone."""
+        found: dict[str, LayerState] = {}
+        for router in routers:
+            nodes = _prototypes(router)
+            old, width = self.layers.get(router.path), program.spec(_tokens(router)).shape[-1]
+            expected = self.care.k0 / max(_alive(router).sum(), 1)
+            if old is None:
+                name, missed = f"life.{router.path}", (1 - min(expected, 1.0)) ** len(nodes)
+                found[router.path] = LayerState(
+                    _state(f"{name}.rate", np.full(len(nodes), expected)), _state(f"{name}.fast", missed),
+                    _state(f"{name}.slow", missed), _state(f"{name}.unrouted", np.zeros((KEPT + 1, int(width)))),
+                    _state(f"{name}.place", [0, 0]), _state(f"{name}.recent", np.zeros((self.care.recent, int(width)))),
+                    _state(f"{name}.renewed", [0, 0]), nodes,
+                )  # fmt: skip
+                continue
+            if nodes != old.nodes:
+                known = dict(zip(old.nodes, old.rate.numpy().tolist(), strict=True))
+                rates = np.array([known.get(n, expected) for n in nodes], np.float32)
+                if len(nodes) == len(old.nodes):
+                    old.rate.assign(Tensor(from_numpy(rates)))
+                else:
+                    old.rate = _state(f"life.{router.path}.rate", rates)
+                old.nodes = nodes
+            found[router.path] = old
+        self.layers = found
+
+
+@dataclass(frozen=True)
+class Regeneration(Settings):
+    """A controller that replaces dead experts after an alarm, and adds experts where many tokens have none.
+
+        care = experts.Regeneration(k0=2)
+        train = gw.compile_step(program, loss, optimizer, inputs, also=[experts.sdl(), care.signals()])
+        for batch in stream:
+            train(batch)
+            care.apply(program, train)               # or `run.step(batch, care)` in a life
+
+    Attributes:
+        k0: mean number of experts per token that the layers were calibrated to.
+        pruning: an expert is dead below this share of the expected rate k0/E.
+        growth: an expert is added where the share of unrouted tokens is this much above its slow average, and one is
+            free: not alive.
+        alpha, gamma: of PI; see `experts.integrity`.
+        alarm: deviation of PI that is an alarm.
+        window: steps in which the latch ρ of an alarm falls to 1/e.
+        grace: age in steps below which an expert is never dead, and steps before the first alarm.
+        every: steps from one decision to the next.
+        most: largest number of experts that one decision replaces in a layer; ρ times as many are replaced.
+        upkeep: steps after which one dead expert of a layer is replaced without an alarm; 0 for never.
+        decay, slow: of the moving averages of rates, and of the slow average of unrouted tokens.
+        near: cosine of the unrouted tokens that a new prototype is the mean of.
+        highest: largest threshold of a new expert.
+        quiet: last matrices of a new expert are this times what they would be drawn as.
+        hold: steps for which the slow average follows the fast one after growth.
+        recent: number of the last tokens that are kept, for thresholds and drifts.
+        seed: seed of all random choices.
+        logits, targets, mask, shifted: of PI; see `experts.integrity`.
+    Raises: UsageError for a value out of range.
+    """
+
+    k0: Positive = 2.0
+    pruning: Share = 0.05
+    growth: Share = 0.02
+    alpha: Positive = 1.0
+    gamma: Share = 0.5
+    alarm: Positive = 3.0
+    window: AtLeastOne = 50
+    grace: Count = 100
+    every: AtLeastOne = 10
+    most: AtLeastOne = 4
+    upkeep: Count = 1000
+    decay: Share = 0.98
+    slow: Share = 0.998
+    near: Share = 0.5
+    highest: Share = 0.6
+    quiet: NotNegative = 0.02
+    hold: Count = 100
+    recent: AtLeastOne = KEPT
+    seed: Seed = 0
+    logits: str = "logits"
+    targets: str = "targets"
+    mask: str | None = None
+    shifted: bool = False
+    made: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def signals(self) -> Signals:
+        """Return the term that measures what the controller decides by, for `compile_step(..., also=[...])`."""
+        if "signals" not in self.made:
+            self.made["signals"] = Signals(self)
+        return self.made["signals"]
+
+    def table(self) -> str:
+        """Return a table of all numbers of the controller, with their defaults."""
+        rows = [
+            {"number": f.name, "value": getattr(self, f.name), "default": f.default} for f in fields(self) if f.init
+        ]
+        return table([{k: str(v) for k, v in row.items()} for row in rows], ("number", "value", "default"))
+
+    # -- decisions ---------------------------------------------------------------------------------------------------
+    def propose(self, view: Any) -> list[Change]:
+        """Return the changes after a step; `view` has `program`, and `train` with the term of `signals`."""
+        signals = self.signals()
+        states = signals.own.states
+        now, rho, alarms = (int(states["t"].item()), states["rho"].item(), int(states["alarms"].item()))
+        found = []
+        if alarms > self.made.get("alarms", alarms if now > 1 else 0):
+            facts = {"d": states["d"].item(), "pi": states["pi"].item(), "step": now}
+            found.append(Change("alarm", "integrity", "predictions fit worse than they did", facts))
+        self.made["alarms"] = alarms
+        if now % self.every:
+            return found
+        idle = True
+        for number, router in enumerate(threshold_routers(view.program)):
+            changes = self._layer(view.program, router, signals.layers[router.path], now, rho, number)
+            idle = idle and not changes
+            found += changes
+        self._warn(rho, idle)
+        return found
+
+    def figures(self) -> dict[str, float]:
+        """Return PI, d and ρ after the last step."""
+        states = self.signals().own.states
+        return {name: states[name].item() for name in ("pi", "d", "rho")}
+
+    def apply(self, program: Program, train: Any) -> list[Change]:
+        """Propose, and make the changes in one edit of author `lifecycle`; return all proposals."""
+
+        class View:
+            pass
+
+        view = View()
+        view.program, view.train = program, train  # pyright: ignore[reportAttributeAccessIssue]
+        found = self.propose(view)
+        made = [x for x in found if x.apply is not None]
+        if made:
+            kinds = ", ".join(f"{x.event} {x.name}" for x in made[:3]) + (", ..." if len(made) > 3 else "")
+            with program.edit(kinds, author="lifecycle", tool=type(self).__name__) as e:
+                for x in made:
+                    x.apply(e)
+                    e.annotate(x.name, event=x.event, reason=x.reason, **x.facts)
+        return found
+
+    def _layer(
+        self, p: Program, router: RouterNodes, state: LayerState, now: int, rho: float, number: int
+    ) -> list[Change]:
+        alive, rate = _alive(router), state.rate.numpy()
+        expected = self.k0 / max(int(alive.sum()), 1)
+        ages = np.array([now - _born(p, n) for n in _prototypes(router)])
+        dead = np.flatnonzero(alive & (ages > self.grace) & (rate < self.pruning * expected))
+        rng = np.random.default_rng([self.seed, now, number])
+        count = min(len(dead), round(rho * self.most))
+        last = state.renewed.numpy()
+        if not count and len(dead) and self.upkeep and now - last[0] >= self.upkeep:
+            count = 1
+        facts: Mapping[str, Any] = {"step": now, "rho": rho}
+        found = [
+            self._change(
+                p,
+                router,
+                state,
+                int(i),
+                "expert_reborn",
+                rng,
+                {**facts, "rate": float(rate[i]), "age": int(ages[i])},
+                now,
+            )
+            for i in rng.permutation(dead)[:count]
+        ]
+        excess = state.fast.item() - state.slow.item()
+        free = np.flatnonzero(~alive)
+        if excess > self.growth and len(free) and now > self.grace:
+            i = int(free[0])
+            found.append(
+                self._change(p, router, state, i, "expert_born", rng, {**facts, "unrouted": state.fast.item()}, now)
+            )
+            state.renewed.assign(Tensor(from_numpy(np.array([last[0], now + self.hold], np.float32))))
+        if count:
+            kept = state.renewed.numpy()
+            state.renewed.assign(Tensor(from_numpy(np.array([now, kept[1]], np.float32))))
+        return found
+
+    def _change(
+        self, p: Program, router: RouterNodes, state: LayerState, i: int, event: str, rng: np.random.Generator,
+        facts: dict[str, Any], now: int,
+    ) -> Change:  # fmt: skip
+        used, recent = int(state.place.numpy()[1]), state.recent.numpy()
+        recent = recent[recent.any(axis=1)]
+        made = newborn(self, router, i, state.unrouted.numpy()[:used], recent, rng)
+        before = drift(router, i, made, recent)
+        reason = "too few tokens above its threshold" if event == "expert_reborn" else "many tokens without an expert"
+        full = {**facts, "tokens": made.tokens, "drift": before}
+        return Change(event, _expert_path(router, i), reason, full, partial(_make, router.path, i, made, now))
+
+    def _warn(self, rho: float, idle: bool) -> None:
+        """Warn if an alarm finds no dead expert three times in a row."""
+        idles = self.made.get("idle", 0) + 1 if idle and rho > 0.5 else 0
+        if idles == 3:
+            text = f"alarms find no dead expert: none is below pruning = {self.pruning:g} of the expected rate"
+            warnings.warn(text, UserWarning, stacklevel=4)
+        self.made["idle"] = idles
+
+
+def _make(path: str, i: int, made: Newborn, now: int, e: Transaction) -> dict[str, Any]:
+    """Replace expert `i` of a router by a newborn, and let it live; the router is looked up in the present program."""
+    router = next(r for r in threshold_routers(e.program) if r.path == path)
+    renew(e, router, i, made, born=now)
+    return {}
+
+
+def _tokens(router: RouterNodes) -> Ref:
+    node = mlps_of(router)
+    if node is None:
+        raise NoRouter("the experts of this router are not MLPs", where=router.path)
+    return router.program.operands(node)[0]
+
+
+def _prototypes(router: RouterNodes) -> list[NodeId]:
+    p = router.program
+    return [p.readers(key)[0] for key in router.prototypes]
+
+
+def _alive(router: RouterNodes) -> np.ndarray:
+    return router.program.weights.array(router.alive).to_numpy()
+
+
+def _born(p: Program, node: NodeId) -> int:
+    return int(p.attrs(node).get("born", 0))
+
+
+def _expert_path(router: RouterNodes, i: int) -> str:
+    return router.program.path(_prototypes(router)[i]).rpartition(".")[0]
