@@ -27,6 +27,7 @@ OTHER: dict[str, set[str]] = {
     "array/formulas/gates.py": {"GATE_KINDS"},
     "cli/demo.py": {"preferences"},  # of an export
     "cli/evolve.py": {"b.mutation"},
+    "data/grids.py": {"KINDS"},  # of tasks
     "evolve/pictures.py": {"kinds.get(edge.dst)"},  # kinds of drawn nodes
     "models/export/levels.py": {"d.kind", "prefer", "self.prefer"},  # kinds of deviations, preferences
     "models/export/template_match.py": {"kind"},  # of deviations

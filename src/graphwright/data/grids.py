@@ -86,7 +86,7 @@ class Kind:
     growth: int = 1
 
 
-KINDS = {  # by name: of kinds of tasks, some of which are also names of ops
+KINDS = {
     "copy": Kind(lambda x, words, colours: x),
     "flip": Kind(lambda x, words, colours: x[:, ::-1]),
     "rotate": Kind(lambda x, words, colours: np.rot90(x, 1 + words[0] % 3)),
