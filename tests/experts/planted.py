@@ -15,16 +15,16 @@ from graphwright.ops import call
 from graphwright.optim import Adam, StepTerm, StepView
 from graphwright.program.program import Program
 
-DIM, CLASSES, CLUSTERS, BATCH = 32, 6, 8, 128
+CLASSES = 6
 
 
 class Net(nn.Module):
     """logits = head(x + mixture(x))."""
 
-    def __init__(self, experts: int = 24, hidden: int = 16, k0: float = 2.0, null: bool = False) -> None:
-        router = nn.ThresholdRouter(DIM, experts, k0, null=null)
-        self.mlp = nn.MoE(DIM, hidden, experts, kind="mlp", act="gelu", router=router)
-        self.head = nn.Linear(DIM, CLASSES)
+    def __init__(self, dim: int, experts: int, hidden: int, k0: float = 2.0, null: bool = False) -> None:
+        router = nn.ThresholdRouter(dim, experts, k0, null=null)
+        self.mlp = nn.MoE(dim, hidden, experts, kind="mlp", act="gelu", router=router)
+        self.head = nn.Linear(dim, CLASSES)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         return {"logits": self.head(x + self.mlp(x))}
@@ -33,20 +33,20 @@ class Net(nn.Module):
 class Stream:
     """Batches of a world: clusters of radius 4 and deviation 0.5, and maps [classes, dim] ~ N(0, 4/dim)."""
 
-    def __init__(self, seed: int, batch: int = BATCH) -> None:
-        self.rng, self.batch = np.random.default_rng(seed), batch
+    def __init__(self, seed: int, batch: int = 128, dim: int = 32, clusters: int = 8) -> None:
+        self.rng, self.batch, self.dim, self.clusters = np.random.default_rng(seed), batch, dim, clusters
         self.shift()
 
     def shift(self) -> None:
         """Replace all clusters and maps."""
-        centres = self.rng.normal(size=(CLUSTERS, DIM))
+        centres = self.rng.normal(size=(self.clusters, self.dim))
         self.centres = 4 * centres / np.linalg.norm(centres, axis=1, keepdims=True)
-        self.maps = self.rng.normal(0, (4 / DIM) ** 0.5, (CLUSTERS, CLASSES, DIM))
+        self.maps = self.rng.normal(0, (4 / self.dim) ** 0.5, (self.clusters, CLASSES, self.dim))
 
     def draw(self) -> dict[str, np.ndarray]:
         """Return one batch: x [batch, dim] and targets [batch]."""
-        which = self.rng.integers(0, CLUSTERS, self.batch)
-        offset = self.rng.normal(0, 0.5, (self.batch, DIM))
+        which = self.rng.integers(0, self.clusters, self.batch)
+        offset = self.rng.normal(0, 0.5, (self.batch, self.dim))
         targets = np.einsum("nkd,nd->nk", self.maps[which], offset).argmax(axis=1)
         return {"x": (self.centres[which] + offset).astype(np.float32), "targets": targets}
 
@@ -64,14 +64,16 @@ def objective(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class Run:
-    """One training on a stream: `care` is a controller or None; `plan` maps steps to numbers of renewals by the clock."""
+    """One training on a stream, with a controller or without."""
 
-    def __init__(self, seed: int, care: ex.Regeneration | None = None, *, null: bool = False, ghost: bool = False,
-                 experts: int = 24, alive: int | None = None, **options: Any) -> None:  # fmt: skip
+    def __init__(
+        self, seed: int, care: ex.Regeneration | None = None, *, null: bool = False, ghost: bool = False,
+        experts: int = 24, alive: int | None = None, hidden: int = 16, batch: int = 128, dim: int = 32,
+    ) -> None:  # fmt: skip
         gw.manual_seed(seed)
-        self.stream, self.care = Stream(seed), care
+        self.stream, self.care = Stream(seed, batch, dim), care
         x = self.stream.draw()["x"]
-        net = Net(experts, null=null)
+        net = Net(dim, experts, hidden, null=null)
         self.program: Program = gw.trace(net, x)
         if alive is not None:
             with self.program.edit("free slots") as e:

@@ -112,7 +112,7 @@ class Signals(StepTerm):
             care.alpha, care.gamma, alarm=care.alarm, after=care.grace, window=care.window, logits=care.logits,
             targets=care.targets, mask=care.mask, shifted=care.shifted,
         )  # fmt: skip
-        self.own.states["tick"] = _state("integrity.tick", 0.0)
+        self.own.states["seen"] = _state("integrity.seen", 0.0)  # alarms that were reported
 
     def nodes(self, program: Program) -> Iterator[Ref]:
         """Follow the experts of the program; iterate over what is read of each router."""
@@ -271,10 +271,10 @@ class Regeneration(Settings):
         states = signals.own.states
         now, rho, alarms = (int(states["t"].item()), states["rho"].item(), int(states["alarms"].item()))
         found = []
-        if alarms > self.made.get("alarms", alarms if now > 1 else 0):
+        if alarms > states["seen"].item():
             facts = {"d": states["d"].item(), "pi": states["pi"].item(), "step": now}
             found.append(Change("alarm", "integrity", "predictions fit worse than they did", facts))
-        self.made["alarms"] = alarms
+            states["seen"].assign(Tensor(from_numpy(np.asarray(alarms, np.float32))))
         if now % self.every:
             return found
         idle = True

@@ -1,0 +1,136 @@
+"""Predictive integrity: every term recomputed in numpy, its properties, and states that are saved."""
+
+from __future__ import annotations
+
+from math import exp
+
+import numpy as np
+import pytest
+from planted import Run
+
+import graphwright as gw
+from graphwright import experts as ex
+from graphwright.errors import UsageError
+from graphwright.nn import functional
+from graphwright.optim import SGD
+
+SMALL = {"experts": 4, "hidden": 4, "batch": 24, "dim": 8}
+rng = np.random.default_rng(0)
+
+
+def head(p0: np.ndarray, term: ex.integrity, inputs: dict[str, np.ndarray]):
+    """A step of a program whose logits are a parameter: x picks rows."""
+    p = gw.trace(gw.nn.Linear(3, 4, bias=False), inputs["x"])
+    with p.edit("names") as e:
+        e.set_outputs(logits=p.outputs()[0])
+        e.set_weight("weight", p0)
+
+    def loss(logits, targets):
+        return functional.cross_entropy(logits, targets, dim=-1)
+
+    (name,) = p.input_names()
+    feeds = {name: inputs["x"], **{k: v for k, v in inputs.items() if k != "x"}}
+    return gw.compile_step(p, loss, SGD(p, lr=0.0), feeds, also=[term]), feeds
+
+
+def by_numpy(x: np.ndarray, w: np.ndarray, targets: np.ndarray, marks: np.ndarray | None = None) -> tuple[float, float]:
+    z = x @ w.T
+    log = z - z.max(-1, keepdims=True)
+    log = log - np.log(np.exp(log).sum(-1, keepdims=True))
+    marks = np.ones(len(x), bool) if marks is None else marks
+    entropy = -(np.exp(log) * log).sum(-1)
+    return float(-log[np.arange(len(x)), targets][marks].mean()), float(entropy[marks].mean())
+
+
+def test_errors_and_entropies_are_those_of_numpy():
+    x, w = rng.normal(size=(9, 3)).astype("f4"), rng.normal(size=(4, 3)).astype("f4")
+    targets = rng.integers(0, 4, 9)
+    step, feeds = head(w, ex.integrity(gamma=0.0), {"x": x, "targets": targets})
+    step(feeds)
+    epsilon, tau = by_numpy(x, w, targets)
+    assert step.reports["integrity.epsilon"].item() == pytest.approx(epsilon, rel=1e-5)
+    assert step.reports["integrity.tau"].item() == pytest.approx(tau, rel=1e-5)
+    assert step.reports["integrity.pi"].item() == pytest.approx(exp(-epsilon / tau), rel=1e-5)
+
+
+def test_averages_deviation_alarm_and_latch_follow_the_formulas():
+    """Over 60 steps of a training whose world changes, from the reported ε, τ and S alone."""
+    run = Run(0, ex.Regeneration(k0=2, grace=20, window=5, alarm=1.5, upkeep=0), **SMALL)
+    b = v = rho = 0.0
+    alarms = 0
+    for t in range(60):
+        if t == 40:
+            run.stream.shift()
+        run.train(run.stream.draw())
+        seen = {k.removeprefix("integrity."): x.item() for k, x in run.train.reports.items() if k.startswith("integ")}
+        ratio = seen["epsilon"] / max(seen["tau"], 0.05)
+        pi = exp(-(0.5 * ratio + 0.5 * seen["surprise"]))
+        b, v = (pi, 1e-4) if t == 0 else (b, v)
+        d = (pi - b) / (v**0.5 + 0.02)
+        alarm = t > 20 and d < -1.5
+        alarms += alarm
+        rho = 1.0 if alarm else rho * exp(-1 / 5)
+        for name, value in (("pi", pi), ("d", d), ("rho", rho), ("alarms", alarms)):
+            assert seen[name] == pytest.approx(value, rel=2e-3, abs=2e-3), (t, name)
+        assert 0 < seen["pi"] <= 1
+        if t >= 20:
+            v = 0.99 * v + 0.01 * (pi - b) ** 2
+        b = 0.99 * b + 0.01 * pi
+    assert alarms > 0
+
+
+def test_surprise_is_the_gradient_of_experts_with_tokens_relative_to_its_average():
+    run = Run(1, ex.Regeneration(k0=2, upkeep=0), **SMALL)
+    mean = 0.0
+    for t in range(5):
+        batch = run.stream.draw()
+        p = run.program
+        out = p(x=gw.tensor(batch["x"]))["logits"]
+        for parameter in p.parameters():
+            parameter.grad = None
+        functional.cross_entropy(out, gw.tensor(batch["targets"]), dim=-1).backward()
+        norms = []
+        for i in range(4):
+            grads = [p.weights[f"mlp.experts.{i}.{n}.weight"].grad for n in ("up", "down")]
+            norms.append(sum(float((g.numpy() ** 2).sum()) for g in grads if g is not None) ** 0.5)
+        now = float(np.mean([n for n in norms if n > 0]))
+        mean = now if t == 0 else 0.99 * mean + 0.01 * now
+        run.train(batch)
+        assert run.train.reports["integrity.surprise"].item() == pytest.approx(now / mean, rel=1e-3)
+
+
+def test_masked_tokens_change_nothing():
+    x, w = rng.normal(size=(9, 3)).astype("f4"), rng.normal(size=(4, 3)).astype("f4")
+    targets, marks = rng.integers(0, 4, 9), np.arange(9) < 5
+    p = gw.trace(gw.nn.Linear(3, 4, bias=False), x)
+    with p.edit("names") as e:
+        e.set_outputs(logits=p.outputs()[0])
+        e.set_weight("weight", w)
+    (name,) = p.input_names()
+
+    def loss(logits, targets, marks):
+        return (functional.cross_entropy(logits, targets, dim=-1, reduction="none") * marks.to("float32")).mean()
+
+    term = ex.integrity(gamma=0.0, mask="marks")
+    feeds = {name: x, "targets": targets, "marks": marks}
+    step = gw.compile_step(p, loss, SGD(p, lr=0.0), feeds, also=[term])
+    step(feeds)
+    epsilon, tau = by_numpy(x, w, targets, marks)
+    assert step.reports["integrity.pi"].item() == pytest.approx(exp(-epsilon / tau), rel=1e-5)
+    before = step.reports["integrity.pi"].item()
+    other = x.copy()
+    other[5:] += 3
+    step({**feeds, name: other})
+    assert step.reports["integrity.pi"].item() == before
+
+
+def test_settings_out_of_range_and_unknown_names_are_refused():
+    for wrong in ({"alpha": 0.0}, {"gamma": 1.5}, {"window": 0}):
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            ex.integrity(**wrong)
+    with pytest.warns(UserWarning, match="at most"):
+        ex.integrity(alpha=20.0)
+    x, w = rng.normal(size=(9, 3)).astype("f4"), rng.normal(size=(4, 3)).astype("f4")
+    step, feeds = head(w, ex.integrity(logits="scores"), {"x": x, "targets": rng.integers(0, 4, 9)})
+    with pytest.raises(UsageError, match="scores"):
+        step(feeds)
