@@ -28,7 +28,7 @@ def life(
         store, identity = found.store, found.identity
         facts = {**found.to_json()}
         if log:
-            facts |= {"log": [plain(event) for event in found.log]}
+            facts["events"] = [plain(event) for event in found.log]
         if verify:
             facts["verified"] = found.verify().to_json()
         if svg is not None:

@@ -399,7 +399,7 @@ class Life:
             "bytes": self.store.nbytes,
             "live_bytes": self.store.live_bytes,
             "segments": [{name: row[name] for name in columns} for row in rows],
-            "events": self.log.counts(),
+            "counts": self.log.counts(),
         }  # fmt: skip
 
     def to_svg(self, path: StrPath | None = None) -> str:
