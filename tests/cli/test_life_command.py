@@ -66,8 +66,8 @@ def test_the_life_is_shown_as_text_json_and_picture(text):
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
     assert (facts["schema"], facts["name"], facts["age"], len(facts["segments"])) == (1, "young", 2, 1)
-    assert [line["kind"] for line in facts["log"]][:2] == ["birth", "segment_start"]
-    assert sum(facts["events"].values()) == facts["verified"]["events"] == len(facts["log"])
+    assert [line["kind"] for line in facts["events"]][:2] == ["birth", "segment_start"]
+    assert sum(facts["counts"].values()) == facts["verified"]["events"] == len(facts["events"])
     assert (text / "life.svg").read_text().startswith("<svg")
     shown = RUNNER.invoke(app, ["life", "young", "--log"]).stdout
     assert "young, 2 steps" in shown

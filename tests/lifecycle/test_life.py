@@ -14,6 +14,8 @@ import graphwright as gw
 from graphwright import lifecycle as lf
 from graphwright import optim
 from graphwright.errors import NonFinite, UsageError
+from graphwright.lifecycle.contents import contents, payload
+from graphwright.lifecycle.writer import Writer
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -203,3 +205,21 @@ def test_eager_draws_beside_a_program_with_dropout_are_resumed(tmp_path):
     life.close()
     _, run, _ = again(tmp_path / "life")
     assert losses + noisy(run, 9) == wanted
+
+
+@pytest.mark.parametrize("where", [(lf.Life, "_states_now"), (Writer, "submit")], ids=["staging", "submitting"])
+def test_an_interrupt_within_a_commit_loses_no_change(tmp_path, where, monkeypatch):
+    """What was noted as changed but not written is written by the commit that closes the life."""
+    life, run, data = begin(tmp_path / "life")
+    train(run, data, 6)
+
+    def interrupted(*_):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with suppress(KeyboardInterrupt), run:
+        monkeypatch.setattr(*where, interrupted)
+        train(run, data, 8)
+    assert life.age == 7
+    wanted = {name: payload(h.variable.data).digest() for name, h in contents(life.program, run.train).items()}
+    assert everything(lf.open(tmp_path / "life", readonly=True)) == wanted

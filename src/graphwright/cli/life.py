@@ -22,15 +22,13 @@ def life(
     Another process may train it meanwhile.
     """
     from graphwright import lifecycle
-    from graphwright.report import bytes_text, table
+    from graphwright.report import bytes_text, plain, table
 
     with lifecycle.open(directory, readonly=True) as found:
         store, identity = found.store, found.identity
         facts = {**found.to_json()}
         if log:
-            facts["log"] = [
-                {"seq": e.seq, "time": e.time, "step": e.step, "kind": e.kind, **e.facts} for e in found.log
-            ]
+            facts["events"] = [plain(event) for event in found.log]
         if verify:
             facts["verified"] = found.verify().to_json()
         if svg is not None:

@@ -127,10 +127,7 @@ class Life:
         """
         self._check_writable()
         self._writer.wait()
-        batch = self._stage(copy=False)
-        if verify:
-            self._verify_clean(batch)
-        self._writer.submit(batch)
+        self._write(copy=False, verify=verify)
         self._writer.wait()
         if self._writer.error is not None:
             raise self._writer.error
@@ -143,7 +140,19 @@ class Life:
         if self._writer.busy:
             return
         with suppress(FileError):  # noted by the writer
-            self._writer.submit(self._stage(copy=self._writer.asynchronous))
+            self._write(copy=self._writer.asynchronous)
+
+    def _write(self, *, copy: bool, verify: bool = False) -> None:
+        try:
+            batch = self._stage(copy=copy)
+            if verify:
+                self._verify_clean(batch)
+            self._writer.submit(batch)
+        except FileError:
+            raise
+        except BaseException:  # such as an interrupt: what is noted as written may not be, so all digests decide again
+            self._tracker, self._undo, self._named = Tracker(), set(), {}
+            raise
 
     def _stage(self, *, copy: bool) -> Batch:
         p = self.program
@@ -389,7 +398,7 @@ class Life:
             "bytes": self.store.nbytes,
             "live_bytes": self.store.live_bytes,
             "segments": [{name: row[name] for name in columns} for row in rows],
-            "events": self.log.counts(),
+            "counts": self.log.counts(),
         }  # fmt: skip
 
     def to_svg(self, path: StrPath | None = None) -> str:

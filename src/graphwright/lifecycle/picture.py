@@ -60,9 +60,11 @@ def curves(log: LifeLog, running: Figures | None) -> dict[str, list[tuple[float,
     found: dict[str, list[tuple[float, float]]] = {}
     rows = [p for e in log.of("segment_end") for p in e.facts.get("curve", {}).get("points", [])]
     for row in [*rows, *([] if running is None or running.ended else running.curve.points)]:
-        for name, value in row.items():
-            if name != "step" and isinstance(value, int | float) and isfinite(value):
-                found.setdefault(name, []).append((row["step"], value))
+        values = dict(row)
+        step = values.pop("step")
+        for name, value in values.items():
+            if isinstance(value, int | float) and isfinite(value):
+                found.setdefault(name, []).append((step, value))
     return found
 
 
