@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,17 @@ def test_a_loaded_state_continues_the_training(kind: str, options: dict[str, Any
     assert [g["lr"] for g in other.param_groups] == [0.03, 0.01]
     other.load_state_dict(state_after)
     train(again, other, 2)
+    for name, value in net.state_dict().items():
+        assert bool((value == again.state_dict()[name]).all()), name
+
+
+def test_a_deep_copy_of_model_and_optimizer_continues_the_training() -> None:
+    net, opt = training("Adam", {"amsgrad": True})
+    train(net, opt, 3)
+    again, other = deepcopy((net, opt))
+    train(net, opt, 2)
+    train(again, other, 2)
+    assert len(other.state) == 4
     for name, value in net.state_dict().items():
         assert bool((value == again.state_dict()[name]).all()), name
 

@@ -10,7 +10,7 @@ import pytest
 import graphwright as gw
 from graphwright import nn, optim
 from graphwright.array import CPU, Device
-from graphwright.autograd import Tensor
+from graphwright.autograd import Tensor, Variable
 from graphwright.testing.simulated_device import SimBackend
 
 SIM = Device("sim")
@@ -81,3 +81,29 @@ def test_a_module_and_its_optimizer_move_during_training(sim: SimBackend) -> Non
         assert all(a is b for a, b in zip(held, net.parameters(), strict=True))
         ends.append(net.weight.numpy().copy())
     np.testing.assert_array_equal(*ends)
+
+
+def test_a_lazy_step_and_a_term_have_the_bits_of_the_cpu(sim: SimBackend) -> None:
+    class Mean(optim.StepTerm):
+        def __init__(self) -> None:
+            self.mean = Variable(np.zeros((), np.float32), name="mean.value")
+
+        def variables(self) -> Any:
+            return {"value": self.mean}
+
+        def __call__(self, view: optim.StepView) -> None:
+            self.mean.assign(0.5 * self.mean + 0.5 * view.loss)
+            view.report("mean", self.mean)
+
+    ends = []
+    for device in ("sim", "cpu"):
+        with gw.fork_rng(3):
+            p = gw.trace(nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)), X)
+        opt = optim.AdamW(p, 0.01, lazy=True)
+        score = lambda out, t: nn.functional.cross_entropy(out, t)  # noqa: E731
+        options: dict[str, Any] = {"device": device, "deterministic": True, "also": [Mean()]}
+        step = gw.compile_step(p, score, opt, {p.input_names()[0]: X, "t": TARGETS}, **options)
+        for _ in range(4):
+            value = step({p.input_names()[0]: X, "t": TARGETS})
+        ends.append([t.numpy().tobytes() for t in (value, step.reports["mean"], *p.parameters())])
+    assert ends[0] == ends[1]

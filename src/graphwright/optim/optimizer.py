@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain, count
 from typing import Any, ClassVar, Protocol, TypedDict, runtime_checkable
@@ -173,6 +174,11 @@ class StatesByParameter(MutableMapping[Parameter, ParamState]):
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StatesByParameter:
+        made = StatesByParameter()
+        made.update((deepcopy(p, memo), deepcopy(state, memo)) for p, state in self.items())
+        return made
 
 
 class CommonOptions(TypedDict, total=False):

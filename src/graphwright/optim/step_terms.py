@@ -49,7 +49,7 @@ class StepTerm:
         return ()
 
     def trains(self, program: Program) -> Iterable[str]:
-        """Return the keys of the weights to whose gradients it adds, none if it measures; asked again after each edit."""
+        """Return keys of the weights to whose gradients it adds, none if it measures; asked again after each edit."""
         return ()
 
     def variables(self) -> Mapping[str, Variable]:
