@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from graphwright.experts.alive import set_alive
 from graphwright.experts.calibrate import Calibrated, CalibratedLayer, calibrate
 from graphwright.experts.layers import DynMoE, DynONN, DynSMHA, Head, to_dense
 from graphwright.experts.routed import RoutedLayer, observe
@@ -12,5 +13,5 @@ from graphwright.nn.router import AllDead, Uncalibrated
 __all__ = [
     "AllDead", "Calibrated", "CalibratedLayer", "DynMoE", "DynONN", "DynSMHA", "Head", "InertExpert", "NotAMixture",
     "RoutedLayer", "RouterNodes", "RouterTerm", "Uncalibrated", "calibrate", "ghost", "long_surprise", "observe", "sdl",
-    "surprise", "surprise_min", "threshold_routers", "to_dense",
+    "set_alive", "surprise", "surprise_min", "threshold_routers", "to_dense",
 ]  # fmt: skip
