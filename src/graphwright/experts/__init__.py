@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from graphwright.experts.alive import set_alive
 from graphwright.experts.calibrate import Calibrated, CalibratedLayer, calibrate
 from graphwright.experts.dense import DenseMlp, dense_mlps
 from graphwright.experts.edits import add, clone, freeze, level, merge, set_k, split
@@ -64,6 +65,7 @@ __all__ = [
     "routed_layers",
     "scores",
     "sdl",
+    "set_alive",
     "set_k",
     "split",
     "surprise",

@@ -125,9 +125,9 @@ class TraceRecorder:
 
     def label(self, symbol: Symbol, name: str) -> None:
         """Rename the node of a symbol, an op's result, to `name` within the present scope."""
-        node = self._own(symbol).node
-        if self.program.op(node) not in KINDS:
-            update_node(self.program, node, name=self.program.free_name(".".join((*scope.get(), name))))
+        node, wanted = self._own(symbol).node, ".".join((*scope.get(), name))
+        if self.program.op(node) not in KINDS and self.program.path(node) != wanted:
+            update_node(self.program, node, name=self.program.free_name(wanted))
 
     def path(self, symbol: Symbol) -> str:
         """Return the name of a symbol's node."""
