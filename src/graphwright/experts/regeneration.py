@@ -2,8 +2,8 @@
 
 It proposes edits between steps, from states that the steps' own plan keeps: the share of tokens above each expert's
 threshold, the share of unrouted tokens, the last unrouted tokens, and the latch of an alarm (`experts.integrity`). An
-expert is dead if its share stays far below k0/E. A dead expert is replaced by one whose prototype lies among unrouted
-tokens, with new parameters, so that optimizers begin anew with it (ReDo-like resets, Sokar et al. 2023).
+expert is dead if its share stays far below k0/E. A dead expert is replaced by one whose prototype is among unrouted
+tokens, with new parameters, so that optimizers begin again with it (ReDo-like resets, Sokar et al. 2023).
 """
 
 from __future__ import annotations
@@ -77,17 +77,17 @@ class LayerState:
         rate: moving average of the share of tokens above each expert's threshold, before the fallback, float32 [E].
         fast, slow: moving averages of the share of unrouted tokens, 0-d.
         unrouted: the last unrouted tokens [KEPT + 1, C]; the last row takes what is not kept.
-        place: [next row of `unrouted`, number of rows in use], float32 [2].
+        ring: [next row of `unrouted`, number of rows in use], float32 [2].
         recent: the last tokens, newest batch first [n, C].
         renewed: step of the last renewal, and step until which `slow` follows `fast`, float32 [2].
-        nodes: prototypes of the experts, by which a new expert of the same name is told from the old one.
+        nodes: prototypes of the experts, by which a new expert of the same name is known from the old one.
     """
 
     rate: Variable
     fast: Variable
     slow: Variable
     unrouted: Variable
-    place: Variable
+    ring: Variable
     recent: Variable
     renewed: Variable
     nodes: list[NodeId]
@@ -98,7 +98,7 @@ class LayerState:
 
 
 def _state(name: str, value: Any) -> Variable:
-    return Variable(from_numpy(np.ascontiguousarray(np.asarray(value, np.float32))), name=name)
+    return Variable(from_numpy(np.array(value, np.float32)), name=name)
 
 
 class Signals(StepTerm):
@@ -153,12 +153,12 @@ class Signals(StepTerm):
         state.rate.assign(rate)
         state.fast.assign(fast)
         before = call("cumsum", none.to("float32"), axis=0)
-        row = call("remainder", state.place[0] + before - 1.0, float(KEPT))
+        row = call("remainder", state.ring[0] + before - 1.0, float(KEPT))
         row = call("where", none, row, float(KEPT)).to("int64")
         state.unrouted.assign(call("index_put", state.unrouted, tokens, row, axis=0))
         number = before[-1]
-        following = call("remainder", state.place[0] + number, float(KEPT))
-        state.place.assign(call("stack", following, (state.place[1] + number).clamp(max=float(KEPT))))
+        following = call("remainder", state.ring[0] + number, float(KEPT))
+        state.ring.assign(call("stack", following, (state.ring[1] + number).clamp(max=float(KEPT))))
         last = call("concat", tokens, state.recent, axis=0)
         state.recent.assign(last[: state.recent.shape[0]])
         prefix = f"life.{path}." if path else "life."
@@ -177,7 +177,7 @@ class Signals(StepTerm):
                 found[router.path] = LayerState(
                     _state(f"{name}.rate", np.full(len(nodes), expected)), _state(f"{name}.fast", missed),
                     _state(f"{name}.slow", missed), _state(f"{name}.unrouted", np.zeros((KEPT + 1, int(width)))),
-                    _state(f"{name}.place", [0, 0]), _state(f"{name}.recent", np.zeros((self.care.recent, int(width)))),
+                    _state(f"{name}.ring", [0, 0]), _state(f"{name}.recent", np.zeros((self.care.recent, int(width)))),
                     _state(f"{name}.renewed", [0, 0]), nodes,
                 )  # fmt: skip
                 continue
@@ -272,7 +272,7 @@ class Regeneration(Settings):
         now, rho, alarms = (int(states["t"].item()), states["rho"].item(), int(states["alarms"].item()))
         found = []
         if alarms > states["seen"].item():
-            facts = {"d": states["d"].item(), "pi": states["pi"].item(), "step": now}
+            facts = {"d": states["d"].item(), "pi": states["pi"].item()}
             found.append(Change("alarm", "integrity", "predictions fit worse than they did", facts))
             states["seen"].assign(Tensor(from_numpy(np.asarray(alarms, np.float32))))
         if now % self.every:
@@ -300,12 +300,13 @@ class Regeneration(Settings):
         view.program, view.train = program, train  # pyright: ignore[reportAttributeAccessIssue]
         found = self.propose(view)
         made = [x for x in found if x.apply is not None]
+        now = int(self.signals().own.states["t"].item())
         if made:
             kinds = ", ".join(f"{x.event} {x.name}" for x in made[:3]) + (", ..." if len(made) > 3 else "")
             with program.edit(kinds, author="lifecycle", tool=type(self).__name__) as e:
                 for x in made:
                     x.apply(e)
-                    e.annotate(x.name, event=x.event, reason=x.reason, **x.facts)
+                    e.annotate(x.name, event=x.event, step=now, reason=x.reason, **x.facts)
         return found
 
     def _layer(
@@ -320,7 +321,7 @@ class Regeneration(Settings):
         last = state.renewed.numpy()
         if not count and len(dead) and self.upkeep and now - last[0] >= self.upkeep:
             count = 1
-        facts: Mapping[str, Any] = {"step": now, "rho": rho}
+        facts: Mapping[str, Any] = {"rho": rho}
         found = [
             self._change(
                 p,
@@ -351,7 +352,7 @@ class Regeneration(Settings):
         self, p: Program, router: RouterNodes, state: LayerState, i: int, event: str, rng: np.random.Generator,
         facts: dict[str, Any], now: int,
     ) -> Change:  # fmt: skip
-        used, recent = int(state.place.numpy()[1]), state.recent.numpy()
+        used, recent = int(state.ring.numpy()[1]), state.recent.numpy()
         recent = recent[recent.any(axis=1)]
         made = newborn(self, router, i, state.unrouted.numpy()[:used], recent, rng)
         before = drift(router, i, made, recent)

@@ -88,6 +88,8 @@ class CompiledStep:
         self._loss, self.inputs = loss, _specs(program, inputs, self._names)
         self.terms, self.reports = named_terms(settings.also), dict[str, Tensor]()
         self._asked: list[Asked] = []
+        for term in self.terms.values():
+            tuple(term.nodes(program))  # errors come now, and terms make states for what they read
         update, observed = self._update, self._observed
         self._task = TrainingTask(self.inputs, reads, self._objective, self._trained, update, self.low, observed)
         device = Device.parse(settings.device)

@@ -1,0 +1,264 @@
+"""The controller: what it counts, which experts it replaces, what a new expert is, undo and replay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from planted import Run
+
+import graphwright as gw
+from graphwright import experts as ex
+from graphwright import nn
+from graphwright.array import from_numpy
+from graphwright.autograd import Tensor
+from graphwright.errors import UsageError
+from graphwright.experts.routers import threshold_routers
+from graphwright.graph import StaleHandle
+from graphwright.program.editing.replay import replay
+from graphwright.program.program import Program
+
+SMALL = {"experts": 6, "hidden": 4, "batch": 32, "dim": 8}
+QUIET = {"k0": 2.0, "upkeep": 0, "grace": 3, "every": 2}
+EXPERT = "mlp.experts.{}"
+
+
+def run(care: ex.Regeneration | None = None, **options) -> Run:
+    return Run(0, care, **{**SMALL, **options})
+
+
+def state(r: Run):
+    return next(iter(r.watch.signals().layers.values()))
+
+
+def force(r: Run, *, rho: float | None = None, rate: list[float] | None = None) -> None:
+    """Set the latch, and the rates of experts."""
+    if rho is not None:
+        r.watch.signals().own.states["rho"].assign(Tensor(from_numpy(np.asarray(rho, np.float32))))
+    if rate is not None:
+        state(r).rate.assign(Tensor(from_numpy(np.asarray(rate, np.float32))))
+
+
+def parameters(p: Program, i: int) -> dict[str, np.ndarray]:
+    prefix = EXPERT.format(i) + "."
+    return {key: p.weights[key].numpy().copy() for key in p.weights if key.startswith(prefix)}
+
+
+# -- what is counted ---------------------------------------------------------------------------------------------------
+def test_rates_and_unrouted_tokens_equal_a_count_in_numpy():
+    """Tokens of the fallback are no hits; the buffer has the last unrouted tokens in order."""
+    r = run(ex.Regeneration(**QUIET))
+    rate, fast, slow = np.full(6, 2 / 6), (1 - 2 / 6) ** 6, (1 - 2 / 6) ** 6
+    kept: list[np.ndarray] = []
+    for _ in range(60):
+        batch = r.stream.draw()
+        seen = r.program.run({"x": batch["x"]})
+        (router,) = threshold_routers(r.program)
+        hits, none = (seen.value(router.value(n)).to_numpy() for n in ("hits", "unrouted"))
+        np.testing.assert_array_equal(none, ~hits.any(axis=1))
+        r.train(batch)
+        rate = 0.98 * rate + 0.02 * hits.mean(axis=0)
+        fast, slow = 0.98 * fast + 0.02 * none.mean(), 0.998 * slow + 0.002 * none.mean()
+        kept += [x for x, u in zip(batch["x"], none, strict=True) if u]
+    np.testing.assert_allclose(state(r).rate.numpy(), rate, rtol=1e-5)
+    assert state(r).fast.item() == pytest.approx(fast, rel=1e-4)
+    assert state(r).slow.item() == pytest.approx(slow, rel=1e-4)
+    row, used = state(r).ring.numpy().astype(int)
+    assert used == min(len(kept), 256)
+    assert len(kept) > 256 or row == len(kept)
+    rows = state(r).unrouted.numpy()[:256]
+    for age, x in enumerate(reversed(kept[-256:])):
+        np.testing.assert_array_equal(rows[(row - 1 - age) % 256], x)
+    np.testing.assert_array_equal(state(r).recent.numpy()[:32], batch["x"])
+
+
+# -- which, and how many -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("rho", "count"), [(1.0, 4), (0.5, 2), (0.3, 1), (0.1, 0)])
+def test_the_latch_gives_the_number_of_replaced_experts(rho, count):
+    r = run(ex.Regeneration(**QUIET))
+    for _ in range(4):
+        r.train(r.stream.draw())
+    force(r, rho=rho, rate=[0.0, 0.0, 0.0, 0.0, 0.0, 0.5])
+    found = r.care.propose(r)
+    assert [c.event for c in found] == ["expert_reborn"] * count
+    assert EXPERT.format(5) not in {c.name for c in found}
+
+
+def test_young_experts_and_those_that_are_used_are_never_dead():
+    r = run(ex.Regeneration(k0=2.0, upkeep=0, grace=10, every=2))
+    for _ in range(4):
+        r.train(r.stream.draw())
+    force(r, rho=1.0, rate=[0.0] * 6)
+    assert not r.care.propose(r)
+    for _ in range(8):
+        r.train(r.stream.draw())
+    force(r, rho=1.0, rate=[0.05 * 2 / 6 * f for f in (0.99, 1.01, 2, 3, 4, 5)])
+    assert [c.name for c in r.care.propose(r)] == [EXPERT.format(0)]
+
+
+def test_between_decisions_nothing_is_proposed_and_upkeep_replaces_one():
+    r = run(ex.Regeneration(k0=2.0, upkeep=6, grace=1, every=2))
+    for _ in range(3):
+        r.train(r.stream.draw())
+    force(r, rate=[0.0] * 6)
+    assert not r.care.propose(r)
+    seen = []
+    for _ in range(9):
+        r.train(r.stream.draw())
+        force(r, rate=[0.0] * 6)
+        seen.append(len(r.care.apply(r.program, r.train)))
+    assert seen == [0, 0, 1, 0, 0, 0, 0, 0, 1]
+
+
+# -- a new expert ------------------------------------------------------------------------------------------------------
+def reborn(**options) -> tuple[Run, dict[int, dict[str, np.ndarray]], ex.Change]:
+    r = run(ex.Regeneration(**QUIET), **options)
+    for _ in range(4):
+        r.step()
+    force(r, rho=0.25, rate=[0.5, 0.5, 0.0, 0.5, 0.5, 0.5])
+    before = {i: parameters(r.program, i) for i in range(6)}
+    (change,) = r.care.apply(r.program, r.train)
+    return r, before, change
+
+
+def test_a_new_expert_is_a_mean_of_unrouted_tokens_and_new_in_all_its_parameters():
+    r, before, change = reborn()
+    assert (change.event, change.name) == ("expert_reborn", EXPERT.format(2))
+    (router,) = threshold_routers(r.program)
+    prototype = r.program.weights[f"{change.name}.prototype"].numpy()
+    used = int(state(r).ring.numpy()[1])
+    rows = state(r).unrouted.numpy()[:used]
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    assert np.linalg.norm(prototype) == pytest.approx(1, rel=1e-6)
+    candidates = [(rows[rows @ row > 0.5]).mean(axis=0) for row in rows]
+    assert any(np.allclose(prototype, c / np.linalg.norm(c), atol=1e-5) for c in candidates)
+    recent = state(r).recent.numpy()
+    recent = recent[recent.any(axis=1)]
+    cosines = (recent / np.linalg.norm(recent, axis=1, keepdims=True)) @ prototype
+    theta = np.tanh(r.program.weights[f"{change.name}.threshold"].numpy())
+    assert theta == pytest.approx(min(np.quantile(cosines, 1 - 2 / 6), 0.6), abs=1e-5)
+    down = r.program.weights[f"{change.name}.down.weight"].numpy()
+    assert np.abs(down).max() <= 0.02 / 4**0.5
+    for i in range(6):
+        same = all(np.array_equal(v, before[i][k]) for k, v in parameters(r.program, i).items())
+        assert same == (i != 2)
+    assert r.program.attrs(r.program.node(f"{change.name}.prototype"))["born"] == 4
+    assert 0 <= change.facts["drift"] <= 1
+    assert router.prototypes[2] == f"{change.name}.prototype"
+
+
+def test_optimizers_begin_again_with_a_new_expert_alone():
+    r, _, change = reborn()
+    optimizer = r.train.optimizer
+    old = {k: v for k, v in r.program.weights.items() if k.startswith("mlp.experts.0.")}
+    moments = {k: optimizer.state_of(v).moments["m"].numpy().copy() for k, v in old.items()}
+    key = f"{change.name}.prototype"
+    assert optimizer.state_of(r.program.weights[key]).steps.item() == 0
+    before = r.program.weights[key].numpy().copy()
+    for k, v in old.items():
+        np.testing.assert_array_equal(optimizer.state_of(v).moments["m"].numpy(), moments[k])
+    r.train(r.stream.draw())
+    moved = np.abs(r.program.weights[key].numpy() - before)
+    assert moved.max() == pytest.approx(3e-3, rel=0.01)
+
+
+def test_the_old_handle_is_stale_and_the_entry_has_author_and_reason():
+    r = run(ex.Regeneration(**QUIET))
+    for _ in range(4):
+        r.step()
+    handle = r.program.node(EXPERT.format(2) + ".prototype")
+    force(r, rho=0.25, rate=[0.5, 0.5, 0.0, 0.5, 0.5, 0.5])
+    r.care.apply(r.program, r.train)
+    with pytest.raises(StaleHandle):
+        r.program.node(handle)
+    entry = r.program.journal[-1]
+    assert (entry.author, entry.tool) == ("lifecycle", "Regeneration")
+    assert entry in r.program.blame(EXPERT.format(2))
+
+
+def test_undo_brings_the_named_expert_back_and_nothing_else():
+    r, before, _ = reborn()
+    for _ in range(20):
+        r.train(r.stream.draw())
+    trained = {i: parameters(r.program, i) for i in range(6)}
+    r.program.undo()
+    for i in range(6):
+        for key, value in parameters(r.program, i).items():
+            np.testing.assert_array_equal(value, before[i][key] if i == 2 else trained[i][key])
+    r.train(r.stream.draw())
+    r.program.redo()
+    assert "born" in r.program.attrs(r.program.node(EXPERT.format(2) + ".prototype"))
+
+
+def test_edits_replayed_at_their_steps_give_equal_weights():
+    """Without a controller, on the same stream."""
+    r, plain = run(ex.Regeneration(**QUIET)), run()
+    for t in range(12):
+        batch = r.stream.draw()
+        r.train(batch)
+        plain.train(plain.stream.draw())
+        if t == 5:
+            force(r, rho=0.5, rate=[0.0, 0.5, 0.0, 0.5, 0.5, 0.5])
+        count = len(r.program.journal)
+        r.care.apply(r.program, r.train)
+        for entry in r.program.journal[count:]:
+            replay([entry], onto=plain.program)
+    assert len(r.program.journal) > 1
+    for key in r.program.weights:
+        assert r.program.weights[key].data.tobytes() == plain.program.weights[key].data.tobytes(), key
+
+
+# -- growth ------------------------------------------------------------------------------------------------------------
+def test_an_expert_is_added_where_more_tokens_than_usual_have_none():
+    r = run(ex.Regeneration(**QUIET), alive=3)
+    for _ in range(4):
+        r.train(r.stream.draw())
+    state(r).fast.assign(Tensor(from_numpy(np.asarray(0.5, np.float32))))
+    state(r).slow.assign(Tensor(from_numpy(np.asarray(0.4, np.float32))))
+    plan, (router,) = r.train.plan, threshold_routers(r.program)
+    (change,) = r.care.apply(r.program, r.train)
+    assert (change.event, change.name) == ("expert_born", EXPERT.format(3))
+    assert r.program.weights[router.alive].numpy().tolist() == [True] * 4 + [False] * 2
+    r.train(r.stream.draw())
+    assert state(r).slow.item() == pytest.approx(state(r).fast.item(), rel=1e-6)
+    state(r).fast.assign(Tensor(from_numpy(np.asarray(0.4, np.float32))))
+    r.train(r.stream.draw())
+    assert not r.care.apply(r.program, r.train)
+    assert plan is not None
+
+
+# -- by other hands ----------------------------------------------------------------------------------------------------
+def test_a_run_continues_after_a_user_cut_an_expert():
+    r = run(ex.Regeneration(**QUIET))
+    for _ in range(4):
+        r.step()
+    with r.program.edit("by a user") as e:
+        e.cut_units(r.program.axes()["mlp.experts"].units([2]))
+    r.step()
+    assert state(r).rate.shape == (5,)
+    force(r, rho=1.0, rate=[0.0] * 5)
+    r.step()
+    assert {c.event for _, c in r.changes} == {"expert_reborn"}
+    r.step()
+
+
+def test_programs_without_a_threshold_router_and_wrong_numbers_are_refused():
+    p = gw.trace(nn.Linear(3, 4), np.zeros((2, 3), np.float32))
+    with p.edit("names") as e:
+        e.set_outputs(logits=p.outputs()[0])
+    with pytest.raises(ex.NoRouter):
+        list(ex.Regeneration().signals().nodes(p))
+    for wrong in ({"pruning": 2.0}, {"growth": -0.1}, {"alpha": 0.0}, {"gamma": 2.0}, {"window": 0}):
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            ex.Regeneration(**wrong)
+
+
+def test_the_table_has_every_number_and_no_decision_reads_the_level_of_integrity():
+    care = ex.Regeneration(pruning=0.1)
+    rows = [line.split() for line in care.table().splitlines()[1:]]
+    assert [row[0] for row in rows] == [f for f in care.__dataclass_fields__ if f != "made"]
+    assert ["pruning", "0.1", "0.05"] in rows
+    source = Path(ex.regeneration.__file__).read_text(encoding="utf-8")
+    reads = [line for line in source.splitlines() if 'states["pi"]' in line or '"pi"' in line]
+    assert all("facts" in line or "for name in" in line for line in reads)
