@@ -22,6 +22,7 @@ from graphwright.autograd import Tensor, no_grad
 from graphwright.nn import functional
 from graphwright.ops import call
 from graphwright.optim import Adam, StepTerm, StepView
+from graphwright.program.op_graph import Ref
 
 SEEDS, STEPS, LAST, BATCH = 12, 500, 100, 128
 CLUSTERS, DIM, CLASSES, EXPERTS, HIDDEN, K0 = 8, 32, 6, 8, 16, 2.0
@@ -55,7 +56,7 @@ def batches(seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 class Watch(StepTerm):
     """Reports the logits, the choice and the unrouted tokens of a step."""
 
-    def nodes(self, program: gw.Program) -> list[object]:
+    def nodes(self, program: gw.Program) -> list[Ref]:
         return [program.output("out"), "moe.router.mask", "moe.router.unrouted"]
 
     def __call__(self, view: StepView) -> None:

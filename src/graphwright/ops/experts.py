@@ -412,7 +412,7 @@ class ExpertProbe(Row):
     """
 
     arity, attrs, vjp, results = (PROBED + 2, None), _ATTRS, None, ("surprise", "gain")
-    traits = Traits(amp="low", fixed=(2, 3, 4), contiguous=(0, 1, 2, 3, 4))
+    traits = Traits(amp="promote", fixed=(2, 3, 4), contiguous=(0, 1, 2, 3, 4))
     why = {"vjp": "a measurement of gradients", "emit": "exported models are not trained there"}
     why |= {"onnx": "exported models are not trained there"}
     groups = lambda attrs: (PROBED, group_width(attrs))

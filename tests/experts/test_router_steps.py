@@ -1,0 +1,107 @@
+"""Terms in compiled steps against the eager loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphwright as gw
+from graphwright import experts as ex
+from graphwright import nn, optim
+from graphwright.autograd import no_grad
+from graphwright.nn import ThresholdRouter
+
+E, C, N = 6, 8, 40
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype("f4")
+
+
+def model() -> nn.Module:
+    blocks = []
+    for name in ("a.", "b."):
+        router = ThresholdRouter(C, E, 2, null=name == "b.")
+        blocks.append(nn.Residual(nn.MoE(C, 4, E, kind="mlp", act="gelu", router=router, name=name, seed=0)))
+    m = nn.Sequential(*blocks)
+    with no_grad():
+        ex.calibrate(m, gw.tensor(normal(N, C, seed=50)), 2)  # no cosine of a test is a threshold
+    return m
+
+
+def terms(opt: optim.Optimizer) -> list[ex.RouterTerm]:
+    return [
+        ex.sdl(target=2),
+        ex.ghost(r=2),
+        ex.surprise_min(weight=0.01),
+        ex.long_surprise(optimizer=opt),
+        ex.surprise(),
+    ]
+
+
+def loss_of(out: Any, target: Any) -> Any:
+    return (out - target).square().mean()
+
+
+def test_a_compiled_step_trains_routers_as_the_eager_loop_does():
+    eager, traced = model(), model()
+    mine, other = (optim.Adam(m.parameters(), lr=1e-2, eps=1e-3) for m in (eager, traced))
+    program = gw.trace(traced, gw.tensor(normal(N, C)))
+    step = gw.compile_step(program, loss_of, other, {"x": (N, C), "target": normal(N, C)}, also=terms(other))
+    also = terms(mine)
+    for k in range(4):
+        x, target = normal(N, C, seed=k), normal(N, C, seed=100 + k)
+        with ex.observe(eager) as layers:
+            loss = loss_of(eager(gw.tensor(x)), gw.tensor(target))
+            mine.zero_grad()
+            loss.backward()
+        sum((term.loss(layers) for term in also[1:-1]), also[0].loss(layers)).backward()
+        also[-1].loss(layers)
+        mine.step()
+        assert step(x=x, target=target).item() == pytest.approx(loss.item(), rel=1e-5)
+        for name in ("soft_count", "k"):
+            figure = also[0].figures[f"1.inner.router.{name}"].item()
+            assert float(step.reports[f"sdl.1.inner.router.{name}"].numpy()) == pytest.approx(figure, rel=1e-5)
+        seen = step.reports["surprise.0.inner.router.surprise"].numpy()
+        np.testing.assert_allclose(seen, also[-1].figures["0.inner.router.surprise"].numpy(), rtol=1e-3, atol=1e-6)
+    for (name, p), q in zip(eager.named_parameters(), traced.parameters(), strict=True):
+        np.testing.assert_allclose(p.numpy(), q.numpy(), rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+def test_terms_follow_an_edit_that_removes_experts():
+    m = model()
+    opt = optim.Adam(m.parameters(), lr=1e-2)
+    p = gw.trace(m, gw.tensor(normal(N, C)))
+    step = gw.compile_step(p, loss_of, opt, {"x": (N, C), "target": normal(N, C)}, also=[ex.sdl(target=2), ex.ghost()])
+    x, target = normal(N, C), normal(N, C, seed=1)
+    step(x=x, target=target)
+    kept = p.weights["0.inner.experts.3.prototype"]
+    with p.edit("retire two") as e:
+        e.cut_units(p.axes()["0.inner.experts"].units([1, 4]))
+    before = kept.numpy().copy()
+    step(x=x, target=target)
+    assert (kept.numpy() != before).any()
+    assert step.program.spec("0.inner.router.mask").shape == (N, 4)
+
+
+@pytest.mark.parametrize("r", [0, 4])
+def test_ghosts_leave_the_result_as_it_is(r):
+    losses = []
+    for also in ([], [ex.ghost(r=r, weight=0.5)]):
+        m = model()
+        p = gw.trace(m, gw.tensor(normal(N, C)))
+        opt = optim.SGD(m.parameters(), lr=0.1)
+        step = gw.compile_step(p, loss_of, opt, {"x": (N, C), "target": normal(N, C)}, also=also)
+        losses.append(step(x=normal(N, C), target=normal(N, C, seed=1)).numpy())
+    np.testing.assert_array_equal(*losses)
+
+
+def test_a_program_whose_thresholds_are_all_equal_warns():
+    m = nn.MoE(C, 4, E, router=ThresholdRouter(C, E, 2))
+    p = gw.trace(m, gw.tensor(normal(N, C)))
+    opt = optim.SGD(m.parameters(), lr=0.1)
+    step = gw.compile_step(p, loss_of, opt, {"x": (N, C), "target": normal(N, C)}, also=[ex.sdl()])
+    with pytest.warns(ex.Uncalibrated, match="calibrate"):
+        step(x=normal(N, C), target=normal(N, C))
