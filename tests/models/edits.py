@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import graphwright as gw
+from graphwright.program.op_graph import Value
 
 
 def edge(p: Any, source: str, target: str) -> Any:
@@ -133,6 +134,34 @@ def gate(m: Any, layer: int = 3, part: str = "mlp.down", into: str = "out", by: 
         g = e.param(f"layers.{layer}.gate.{into}", np.float32(by))
         e.rewire(edge(p, f"layers.{layer}.{part}", f"layers.{layer}.{into}"),
                  e.add("mul", f"layers.{layer}.{part}", g, name=f"layers.{layer}.gated.{into}"))  # fmt: skip
+
+
+def route(m: Any, layers: Any, experts: int = 4, k: int = 2) -> None:
+    """A routed layer for each MLP, whose experts are the MLP times 1, 1.1, 1.2, ..."""
+    p, rng = m.program, np.random.default_rng(0)
+    with p.edit("experts") as e:
+        for i in layers:
+            at, h = f"layers.{i}.mlp", p.value(f"layers.{i}.mlp.norm")
+            tokens = e.add("flatten", h, start=0, end=1, name=f"{at}.tokens")
+            rows = e.param(f"{at}.router.weight", rng.normal(0, 0.5, (experts, width(p))).astype("f4"))
+            scores = e.add("softmax", e.add("linear", tokens, rows, name=f"{at}.router"), axis=-1, name=f"{at}.scores")
+            chosen = e.add("topk", scores, k=k, name=f"{at}.chosen")
+            total = e.add("sum", chosen, axes=(1,), keepdims=True, name=f"{at}.total")
+            weights = e.add("div", chosen, total, name=f"{at}.weights")
+            runs = e.add("dispatch", Value(chosen, 1), experts=experts, name=f"{at}.dispatch")
+            dense = {n: p.weights.array(p.key(p.node(f"{at}.{n}.weight"))).to_numpy() for n in ("gate", "up", "down")}
+            matrices = [
+                e.param(f"{at}.experts.{j}.{n}.weight", (w * (1 + j / 10)).astype("f4"))
+                for j in range(experts) for n, w in dense.items()
+            ]  # fmt: skip
+            made = e.add(
+                "expert_mlp", tokens, *(Value(runs, n) for n in range(3)), weights, *matrices, name=f"{at}.experts"
+            )
+            mixed = e.add("unflatten", made, axis=0, sizes=p.spec(h).shape[:2], name=f"{at}.mixed")
+            for out in p.out_edges(f"{at}.down"):
+                e.rewire(out, mixed)
+            e.remove([f"{at}.{n}" for n in ("down", "mul", "act", "up", "gate")])
+            e.remove([f"{at}.{n}.weight" for n in dense])
 
 
 EDITS: dict[str, Callable[[Any, int], None]] = {

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import edits
 import numpy as np
 import pytest
-from checkpoints import Made, relative, some_ids
+from checkpoints import Made, edit_config, relative, some_ids
 
 import graphwright as gw
-from graphwright.models import ExportLevelImpossible
-from graphwright.models.export import verify
+from graphwright.models import ExportLevelImpossible, VerificationFailed
+from graphwright.models.export import hosts, verify
 
 IDS = some_ids((2, 19))
 PROMPTS = [some_ids((n,), seed=n) for n in (9, 17)]
@@ -129,3 +130,65 @@ def test_another_number_of_experts_per_token_is_a_config(made: Callable[[str], M
     with m.edit("two experts per token in one layer") as e:
         e.set_attr("layers.1.mlp.chosen", k=2)
     assert m.export_plan().level == 5
+
+
+# -- hosts -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "layers", "host"),
+    [
+        ("llama", (0, 1, 2), "MixtralForCausalLM"),
+        ("mistral-window", (0, 1, 2), "MixtralForCausalLM"),
+        ("qwen2-windows", (0, 2), "Qwen2MoeForCausalLM"),
+        ("qwen3", (1, 2), "Qwen3MoeForCausalLM"),
+    ],
+)
+def test_a_dense_model_with_experts_leaves_as_the_class_of_its_host(
+    name: str, layers: tuple[int, ...], host: str, made: Callable[[str], Made], tmp_path: Path
+) -> None:
+    m = gw.open(made(name).path)
+    edits.route(m, layers)
+    config = exported(m, tmp_path / "out", 4)
+    assert config["architectures"] == [host]
+    back = gw.open(tmp_path / "out")
+    assert relative(back.logits(IDS), m.logits(IDS)) < 1e-6
+    assert "mlp_bias" not in config
+    if name == "qwen2-windows":  # the class has a shared expert: one neuron, and zeros
+        assert config["shared_expert_intermediate_size"] == 1
+        down = back.program.weights.array("model.layers.2.mlp.shared_expert.down_proj.weight").to_numpy()
+        assert down.shape == (48, 1)
+        assert not down.any()
+
+
+def test_fields_with_another_default_in_the_host_are_written(
+    copy: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = copy("llama")
+    edit_config(path, remove=("rope_parameters",))  # 10000 in Llama, 1000000 in Mixtral
+    m = gw.open(path)
+    edits.route(m, range(3))
+    assert exported(m, tmp_path / "out", 4)["rope_theta"] == 10000
+    monkeypatch.setattr(hosts, "_rotary", lambda model: {})
+    assert m.export_plan().level == 5  # the rotation differs
+    edit_config(tmp_path / "out", remove=("rope_theta",))
+    there = verify.compute_there(tmp_path / "out", PROMPTS[:1])
+    with pytest.raises(VerificationFailed, match="logits"):
+        verify.compare(verify.compute_here(m, PROMPTS[:1]), there, 1e-5)
+
+
+@pytest.mark.parametrize(("name", "layers", "why"), [
+    ("llama", (0, 2), "layer 1 is dense, which no config of this family can say"),
+    ("llama-attention-bias", (0, 1, 2), "reads 3 values instead of 2"),
+])  # fmt: skip
+def test_hosts_refuse_what_their_class_lacks(
+    name: str, layers: tuple[int, ...], why: str, made: Callable[[str], Made]
+) -> None:
+    m = gw.open(made(name).path)
+    edits.route(m, layers)
+    plan = m.export_plan()
+    assert plan.level == 5
+    assert why in " ".join(map(str, plan.at(4).reasons))
+
+
+def test_a_model_without_experts_has_no_host(made: Callable[[str], Made]) -> None:
+    plan = gw.open(made("llama").path).export_plan()
+    assert (plan.at(4).possible, plan.at(4).reasons) == (False, ())

@@ -32,6 +32,7 @@ from graphwright.models.export.conform import (
     origin_of,
     with_eps,
 )
+from graphwright.models.export.hosts import as_host
 from graphwright.models.export.receipt import edit_rows
 from graphwright.models.export.template_match import (
     AXES,
@@ -401,6 +402,32 @@ class ZeroFilled(_TemplateLevel):
         return ""
 
 
+class HostClass(ResizedConfig):
+    """The class of another family, which has routed layers: for a dense model whose MLPs were replaced by experts."""
+
+    number, name, summary = 4, "host_class", "another class, with routed layers"
+    fills = True
+
+    def __init__(self, case: ExportCase) -> None:
+        host = as_host(case.model)
+        super().__init__(case if host is None else ExportCase(host))
+        self.hosted = host is not None
+
+    def plan(self) -> LevelPlan:
+        """Return the plan of this level, which is possible if the host's template matches in some sizes."""
+        if not self.hosted:
+            return self._refused()
+        if isinstance(self.sizes, list):
+            host = self.case.model.arch.classes[0]
+            return self._refused(*(replace(r, reason=f"{r.reason} (in {host})") for r in self.sizes))
+        _, dims, layers = self.sizes
+        return self._accepted(self.case.template_bytes(dims, layers), self.case.rounded(dims))
+
+    def carries(self, d: Deviation) -> bool:
+        """Return True if the host carries the whole program, and so each deviation from the first template."""
+        return self.hosted and not isinstance(self.sizes, list)
+
+
 _SIZES = {"heads", "kv_heads", "mlp", "experts", "expert_width", "shared_width"}
 """Dimensions whose fields state the sizes of generated code."""
 
@@ -414,7 +441,7 @@ _IN_CODE = (
 class GeneratedCode(ExportLevel):
     """Generated modeling code for the program's structure, for programs whose ops all have source text."""
 
-    number, name, summary = 5, "generated_code", "generated modeling code"  # 4 is free for another original class
+    number, name, summary = 5, "generated_code", "generated modeling code"
     runs_code = True
 
     def plan(self) -> LevelPlan:
@@ -479,7 +506,7 @@ class GeneratedCode(ExportLevel):
 
 
 LEVELS: dict[int, type[ExportLevel]] = {
-    level.number: level for level in (SameClass, ResizedConfig, ZeroFilled, GeneratedCode)
+    level.number: level for level in (SameClass, ResizedConfig, ZeroFilled, HostClass, GeneratedCode)
 }
 
 Prefer = Literal["class", "size"]
