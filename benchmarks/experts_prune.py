@@ -72,7 +72,9 @@ def run() -> list[Figure]:
         for way in ("even", "uneven"):
             rows = {by: values for (by, s, w), values in found.items() if s == share and w == way}
             for by, values in sorted(rows.items(), key=lambda row: float(np.mean(row[1]))):
-                figure.add(f"{share:.0%} {way}: {by}", float(np.mean(values)), "bits/byte", spread(values), seeds=values)
+                figure.add(
+                    f"{share:.0%} {way}: {by}", float(np.mean(values)), "bits/byte", spread(values), seeds=values
+                )
     figure.notes.append(f"largest load of an expert {np.mean(shares):.2f} of equal shares")
     return [figure]
 

@@ -275,15 +275,20 @@ class Regeneration(Settings):
             facts = {"d": states["d"].item(), "pi": states["pi"].item()}
             found.append(Change("alarm", "integrity", "predictions fit worse than they did", facts))
             states["seen"].assign(Tensor(from_numpy(np.asarray(alarms, np.float32))))
-        if now % self.every:
+        most = self.due(now, rho)
+        if most is None:
             return found
         idle = True
         for number, router in enumerate(threshold_routers(view.program)):
-            changes = self._layer(view.program, router, signals.layers[router.path], now, rho, number)
+            changes = self._layer(view.program, router, signals.layers[router.path], now, rho, most, number)
             idle = idle and not changes
             found += changes
         self._warn(rho, idle)
         return found
+
+    def due(self, step: int, rho: float) -> int | None:
+        """Return how many dead experts of a layer may be replaced after a step; None if nothing is decided then."""
+        return None if step % self.every else round(rho * self.most)
 
     def figures(self) -> dict[str, float]:
         """Return PI, d and ρ after the last step."""
@@ -310,14 +315,14 @@ class Regeneration(Settings):
         return found
 
     def _layer(
-        self, p: Program, router: RouterNodes, state: LayerState, now: int, rho: float, number: int
+        self, p: Program, router: RouterNodes, state: LayerState, now: int, rho: float, most: int, number: int
     ) -> list[Change]:
         alive, rate = _alive(router), state.rate.numpy()
         expected = self.k0 / max(int(alive.sum()), 1)
         ages = np.array([now - _born(p, n) for n in _prototypes(router)])
         dead = np.flatnonzero(alive & (ages > self.grace) & (rate < self.pruning * expected))
         rng = np.random.default_rng([self.seed, now, number])
-        count = min(len(dead), round(rho * self.most))
+        count = min(len(dead), most)
         last = state.renewed.numpy()
         if not count and len(dead) and self.upkeep and now - last[0] >= self.upkeep:
             count = 1
