@@ -1,8 +1,8 @@
-"""Fewer experts: bits per byte on held-out text by score, share and seed, of a small mixture trained on the bundled text.
+"""Fewer experts: bits per byte on held-out text by score, share and seed, of a small mixture of experts.
 
-A Mixtral of bytes, two layers of eight experts of which a byte uses two, is trained once per seed. Each score then cuts a
-quarter and half of its experts, the same number in each layer or where it costs least, without any training after it;
-`random` is the mean of three draws. Scores see learning windows alone.
+A Mixtral of bytes, two layers of eight experts of which a byte uses two, is trained on the bundled text, once per seed.
+Each score then cuts a quarter and half of its experts, the same number in each layer or where it costs least, without
+any training after it; `random` is the mean of three draws. Scores see learning windows alone.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def run() -> list[Figure]:
             other = model.with_program(with_model)
             ex.merge_similar(other, share, data=data)
             found.setdefault(("merged by similar results", share, "even"), []).append(bits(other, data))
-    text = f"{SEEDS} seeds, {STEPS} steps, {EXPERTS} experts a layer, k 2, {TOKENS} tokens for scores; no training after cuts"
+    text = f"{SEEDS} seeds, {STEPS} steps, {EXPERTS} experts a layer, k 2; scores from {TOKENS} tokens; no healing"
     figure = Figure("experts cut from a small mixture: bits per byte on held-out text", text)
     figure.add("whole", float(np.mean(base)), "bits/byte", spread(base), seeds=base)
     for share in SHARES:

@@ -1,7 +1,7 @@
 """Regeneration of experts after a shift of the data: steps until the accuracy is back, for each way to time it.
 
 The planted problem: eight clusters in 32 dimensions, each labelled by a map of its own; 900 steps, then all clusters
-and maps are replaced, 700 steps. 24 experts behind a threshold router (k0 = 2), lazy Adam. Arms of one seed share
+and maps are replaced, 700 steps. 24 experts with a threshold router (k0 = 2), lazy Adam. Arms of one seed share
 weights and stream. Recovered: the mean accuracy of 20 steps is 0.9 of that of the last 200 before the shift.
 """
 
@@ -92,8 +92,8 @@ def plain() -> Figure:
         arms.setdefault("random times", []).append(arm(seed, clock(scattered(seed, own))))
         arms.setdefault(PI, []).append(own)
         arms.setdefault("PI, random prototypes", []).append(arm(seed, ex.Regeneration(growth=1.0, near=1.0)))
-        told = {step: 4 for step in range(BEFORE + 10, BEFORE + 101, 10)}
-        arms.setdefault("told: the 100 steps after the shift", []).append(arm(seed, clock(told)))
+        known = {step: 4 for step in range(BEFORE + 10, BEFORE + 101, 10)}
+        arms.setdefault("known: the 100 steps after the shift", []).append(arm(seed, clock(known)))
         for every, count in FIXED:
             times = dict.fromkeys(range(every, BEFORE + AFTER + 1, every), count)
             arms.setdefault(f"every {every}, {count}", []).append(arm(seed, clock(times)))
