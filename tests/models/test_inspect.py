@@ -11,6 +11,7 @@ import pytest
 from checkpoints import Made, edit_config, make
 
 import graphwright as gw
+from graphwright import experts
 from graphwright.models import ConfigError, UnsupportedArchitecture, inspect_path
 from graphwright.models.inspect import flops, kv_bytes_per_token, weight_bytes_per_token
 from graphwright.ops import get
@@ -131,3 +132,17 @@ def test_inspecting_reads_no_weight(made: Callable[[str], Made]) -> None:
 def test_the_repr_of_an_inspection_shows_the_facts(made: Callable[[str], Made]) -> None:
     look = gw.open(made("llama").path).inspect()
     assert repr(look) == str(look) == look.text()
+
+
+def test_a_mixture_shows_experts_active_parameters_and_twice_the_operations_of_one_expert():
+    dense, model = gw.open("bundled"), gw.open("bundled")
+    experts.upcycle(model, 4, 2)
+    before, found = dense.inspect(), model.inspect()
+    mlp = 3 * 192 * 512
+    assert [(m.experts, m.k, m.parameters) for m in found.mixtures] == [(4, 2, 4 * mlp)] * 4
+    assert found.parameters == before.parameters + 4 * (3 * mlp + 4 * 192)
+    assert found.active_parameters == before.parameters + 4 * (mlp + 4 * 192)
+    assert found.flops_per_token - before.flops_per_token == pytest.approx(4 * 2 * (mlp + 4 * 192), rel=0.01)
+    assert "4 routed layers of 4 experts, 2 per token" in str(found)
+    assert before.active_parameters == before.parameters
+    assert not before.mixtures

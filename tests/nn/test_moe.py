@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 import graphwright as gw
 from graphwright import nn
-from graphwright.array import from_numpy
+from graphwright.array import float32, from_numpy
 from graphwright.autograd import Tensor
 from graphwright.errors import UsageError
 from graphwright.nn import balance_loss, z_loss
@@ -140,3 +142,20 @@ def test_a_block_takes_moe_as_feed_forward():
 def test_invalid_expert_counts_are_refused(wrong):
     with pytest.raises(UsageError, match="experts"):
         nn.MoE(6, 4, 5, **wrong)
+
+
+@pytest.mark.parametrize("how", ["weights", "autocast"])
+def test_the_choice_in_16_bits_is_that_of_float32_on_the_same_tokens(how):
+    m = nn.MoE(16, 4, 8, 2)
+    x = gw.tensor(np.random.default_rng(0).normal(size=(10_000, 16))).to("bfloat16")
+    m = m.to("bfloat16") if how == "weights" else m
+    w = m.router.weight.numpy("float32")
+    z = x.numpy("float32") @ w.T
+    with gw.amp.autocast("bfloat16") if how == "autocast" else nullcontext():
+        routing = m.route(x if how == "weights" else x.to("float32"))
+    assert routing.logits.dtype is float32
+    ids = np.argsort(-z, axis=1, kind="stable")[:, :2]
+    gap = -np.sort(-z, axis=1)
+    clear = (np.abs(np.diff(gap[:, :3], axis=1)) > 1e-6).all(axis=1)
+    assert clear.mean() > 0.99
+    np.testing.assert_array_equal(routing.choice.numpy()[clear], ids[clear])

@@ -34,7 +34,6 @@ OTHER: dict[str, set[str]] = {
     "experts/edits.py": {"birth"},
     "experts/routed.py": {"layers"},  # all of them
     "experts/upcycle.py": {"layers"},
-    "models/architectures/moe.py": {"attrs.get('approximate')", "_NEUTRAL"},  # forms of gelu, fields of configs
     "models/export/levels.py": {"d.kind", "prefer", "self.prefer"},  # kinds of deviations, preferences
     "models/export/template_match.py": {"kind"},  # of deviations
     "models/train.py": {"differing"},  # fields of a checkpoint

@@ -16,6 +16,7 @@ from graphwright.experts.routers import RouterNodes, threshold_routers
 from graphwright.experts.scores import ExpertScores, scores
 from graphwright.experts.selection import TooFewExperts, least
 from graphwright.experts.terms import InertExpert, RouterTerm, ghost, long_surprise, sdl, surprise, surprise_min
+from graphwright.experts.unstack import unstack
 from graphwright.experts.upcycle import assemble, to_mlp, upcycle
 from graphwright.experts.usage import LayerUsage, Usage, expert_tokens, usage
 from graphwright.nn.router import AllDead, Uncalibrated
@@ -73,6 +74,7 @@ __all__ = [
     "threshold_routers",
     "to_dense",
     "to_mlp",
+    "unstack",
     "upcycle",
     "usage",
 ]

@@ -89,11 +89,17 @@ def _inner(p: Program, value: Value) -> tuple[_Product | None, _Product, str, li
             if alone is not None and alone[0] is None and up is not None and len(p.consumers(other.node)) == 1:
                 return alone[1], up, alone[2], [node, *alone[3], other.node]
         return None
-    act = next((name for name, (op, attrs) in ACTIVATIONS.items()
-                if op == p.op(node) and get(op).complete(attrs) == dict(p.attrs(node))), None)  # fmt: skip
+    act = activation_of(p, node)
     if act is None:
         return None
     (below,) = p.operands(node)
     product = _product(p, below)
     alone = product is not None and len(p.consumers(below.node)) == 1
     return (None, product, act, [node, below.node]) if alone and product is not None else None
+
+
+def activation_of(p: Program, node: NodeId) -> str | None:
+    """Return the value of `act` whose op and attributes a node has, or None."""
+    found = (name for name, (op, attrs) in ACTIVATIONS.items()
+             if op == p.op(node) and get(op).complete(attrs) == dict(p.attrs(node)))  # fmt: skip
+    return next(found, None)

@@ -9,10 +9,12 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from graphwright.arguments import checked
-from graphwright.array import BY_TAG, Spec, bfloat16
+from graphwright.array import BY_TAG, Spec, bfloat16, int64
 from graphwright.graph import NodeId
 from graphwright.ops import get, traits
+from graphwright.program.axes.solve_axes import origin
 from graphwright.program.cost import flops, ones
+from graphwright.program.kinds import KINDS
 from graphwright.report import Report, bytes_text, flops_text
 from graphwright.safetensors import Checkpoint
 
@@ -31,6 +33,17 @@ class TensorRow:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """One routed layer: path, experts, experts per token (None if the router decides), entries and bytes of experts."""
+
+    path: str
+    experts: int
+    k: int | None
+    parameters: int
+    bytes: int
+
+
 @checked
 @dataclass(frozen=True, slots=True, repr=False)
 class Inspection(Report):
@@ -46,6 +59,9 @@ class Inspection(Report):
         tied: whether head and embedding are one weight.
         nodes, edges, layers: number of nodes and edges of the program, and of layers in the config.
         inputs: dict from name to dtype and shape of each input.
+        mixtures: the routed layers of the program, in order.
+        active_parameters: entries of weights that one token uses: of experts those of the ones that it chooses, on
+            average over experts of different widths.
     """
 
     family: str
@@ -61,6 +77,8 @@ class Inspection(Report):
     edges: int = 0
     layers: int = 0
     inputs: dict[str, str] = field(default_factory=dict)
+    mixtures: tuple[Mixture, ...] = ()
+    active_parameters: int = 0
 
     def tree(self, depth: int = 3) -> list[tuple[int, str, str, int]]:
         """Return rows (depth, name, dtype and shape, parameters) of modules; consecutive equal layers share a row."""
@@ -89,6 +107,11 @@ class Inspection(Report):
         if not self.layers and self.inputs:
             inputs = ", ".join(f"{name} {spec}" for name, spec in self.inputs.items())
             lines = [f"{self.model}: {self.family}, {size}", f"{flop} per sample of {inputs}; {graph}"]
+        if self.mixtures:
+            used = ", ".join(_alike(self.mixtures))
+            each = sum(m.bytes for m in self.mixtures) / sum(m.experts for m in self.mixtures)
+            active = f"{self.active_parameters:,} parameters active per token"
+            lines.append(f"{len(self.mixtures)} routed layers of {used}; {active}; {bytes_text(each)} per expert")
         for level, name, note, parameters in self.tree(depth):
             share = 100 * parameters / max(self.parameters, 1)
             lines.append(f"{'  ' * level}{name:<{36 - 2 * level}}{note:<22}{parameters:>14,}{share:>7.1f} %")
@@ -100,6 +123,10 @@ def inspect_program(p: Program, family: str = "program", name: str = "", dims: A
     rows = (TensorRow(p.key(n), p.path(n), p.spec(n).dtype.name, p.spec(n).sizes, p.spec(n).nbytes) for n in p.params())
     facts = {"tied": bool(getattr(dims, "tied", False)), "layers": getattr(dims, "layers", 0)}
     facts |= {"flops_per_token": flops(p, ones(p)), "kv_bytes_per_token": kv_bytes_per_token(p)}
+    facts["mixtures"] = found = mixtures(p)
+    entries = sum(p.spec(n).size for n in {p.key(n): n for n in p.params()}.values())
+    idle = sum(m.parameters * (m.experts - m.k) // m.experts for m in found if m.k is not None)
+    facts["active_parameters"] = entries - idle
     facts["inputs"] = {p.path(n): str(p.spec(n)) for n in p.inputs()}
     return _inspection(family, name or p.name, tuple(rows), nodes=len(p), edges=p.graph.edge_count, **facts)
 
@@ -117,6 +144,28 @@ def _inspection(family: str, name: str, rows: tuple[TensorRow, ...], **facts: An
         dtypes[row.dtype] += row.bytes
     parameters, nbytes = sum(prod(r.shape) for r in rows), sum(r.bytes for r in rows)
     return Inspection(family, name, parameters, nbytes, dict(dtypes), rows, **facts)
+
+
+def mixtures(p: Program) -> tuple[Mixture, ...]:
+    """Return the routed layers of a program, in its order."""
+    found, needed = [], p.reachable(p.outputs())
+    for node in (n for n in p.order() if n in needed and p.op(n) not in KINDS and get(p.op(n)).traits.mixture):
+        groups: Any = get(p.op(node)).groups
+        first, width = groups(p.attrs(node))
+        reads = p.operands(node)
+        weights = {n for v in reads[first:] if (n := origin(p, v)) is not None}
+        choice = p.spec(p.operands(reads[1].node)[0])
+        k = choice.shape[1] if choice.dtype is int64 and isinstance(choice.shape[1], int) else None
+        sizes = [p.spec(n) for n in weights]
+        count = (len(reads) - first) // width
+        found.append(Mixture(p.path(node), count, k, sum(s.size for s in sizes), sum(s.nbytes for s in sizes)))
+    return tuple(found)
+
+
+def _alike(found: tuple[Mixture, ...]) -> list[str]:
+    """Return texts such as `8 experts, 2 per token`, each once."""
+    texts = (f"{m.experts} experts, {'any number' if m.k is None else m.k} per token" for m in found)
+    return list(dict.fromkeys(texts))
 
 
 def kv_bytes_per_token(p: Program) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from graphwright.array import bool_, float32, from_numpy
+from graphwright.array import bool_, from_numpy
 from graphwright.autograd import Parameter, Tensor, active_recorder, autocast_to, is_grad_enabled
 from graphwright.autograd.functions import wide
 from graphwright.autograd.recorder import labelled
@@ -93,9 +93,9 @@ class TopKRouter(Module):
         self.weight = Linear(dim, experts, bias=False, name=name, seed=seed).weight
 
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Routing:
-        """Route tokens x [N, dim], except those where `valid` [N] is False; scores are float32 or wider."""
-        logits = call("linear", x, self.weight)
-        logits = logits.to(float32) if logits.dtype.is_low else logits
+        """Route tokens x [N, dim], except those where `valid` [N] is False; all of it in float32 or wider."""
+        with autocast_to(None):
+            logits = call("linear", wide(x), wide(self.weight))
         scores = call(self.score, logits)
         weights, ids = scores.topk(self.k)
         if self.normalize:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from graphwright.array.sizes import names_of
 from graphwright.ops import get
 from graphwright.program.kinds import KINDS
 from graphwright.program.op_graph import Value
@@ -54,8 +55,9 @@ def counted(p: Program, nodes: Collection[NodeId] | None = None) -> tuple[list[N
 
 
 def ones(p: Program) -> dict[str, int]:
-    """Map each named dimension to size 1, the sizes for one token or one sample."""
-    return dict.fromkeys((d for n in p.nodes() for s in p.specs(n) for d in s.shape if isinstance(d, str)), 1)
+    """Map each named size to 1, for one token or one sample; a size computed from names follows from these."""
+    texts = {d for n in p.nodes() for s in p.specs(n) for d in s.shape if isinstance(d, str)}
+    return dict.fromkeys((name for text in sorted(texts) for name in names_of(text)), 1)
 
 
 def op_flops(
