@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from graphwright.cli.common import Command, Dir, Output, Overwrite, argument, flag, option
 from graphwright.errors import UsageError
+
+if TYPE_CHECKING:
+    from graphwright.program.editing.transaction import Transaction
 
 
 @Command('graphwright edit bundled --cut "layers.1.mlp.down -> layers.1.out" --out cut')
 def edit(
     directory: Dir,
     target: Annotated[Path | None, argument("OUT", "Directory for the model, as --out.")] = None,
-    cut: Annotated[list[str] | None, option("EDGE", 'Edge into a junction: "source -> target".')] = None,
+    cut: Annotated[list[str] | None, option("EDGE", 'Edge "source -> target", or units "axis: 0-4 9".')] = None,
     connect: Annotated[list[str] | None, option("EDGE", 'New edge into a junction: "source -> target".')] = None,
     insert: Annotated[list[str] | None, option("EDGE:OP", 'Insert an op on an edge: "source -> target : op".')] = None,
     set_: Annotated[list[str] | None, option("ATTR", 'Set "node.attr=value", the value as JSON.', "--set")] = None,
@@ -63,7 +66,10 @@ def edit(
         summary = "; ".join(f"{kind} {text}" for kind, texts in asked.items() for text in texts)
         with p.edit(why or summary, tool="graphwright edit") as e:
             for text in asked["cut"]:
-                e.cut(text)
+                if "->" in text or ":" not in text:
+                    e.cut(text)
+                else:
+                    _cut_units(e, *_sides(text.rpartition(":"), "axis: 0-4 9"))
             for text in asked["connect"]:
                 e.connect(*_sides(text.partition("->"), "source -> target"))
             for text in asked["insert"]:
@@ -102,6 +108,18 @@ def _sides(parts: tuple[str, str, str], form: str) -> tuple[str, str]:
     if not (left and right):
         raise UsageError("cannot parse an edit", expected=f'"{form}"', got="".join(parts))
     return left, right
+
+
+def _cut_units(e: Transaction, axis: str, units: str) -> None:
+    """Cut units of the axes that match a pattern. Raises: UsageError for units in another form."""
+    from graphwright.program.editing.replay import units_named
+
+    try:
+        e.cut_units(units_named(e.program, axis, units))
+    except ValueError as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError("cannot parse units", where=axis, expected="such as 0-4 9", got=units) from error
 
 
 def _value(text: str) -> Any:

@@ -108,7 +108,7 @@ class Inspection(Report):
             inputs = ", ".join(f"{name} {spec}" for name, spec in self.inputs.items())
             lines = [f"{self.model}: {self.family}, {size}", f"{flop} per sample of {inputs}; {graph}"]
         if self.mixtures:
-            used = ", ".join(_alike(self.mixtures))
+            used = ", ".join(_kinds(self.mixtures))
             each = sum(m.bytes for m in self.mixtures) / sum(m.experts for m in self.mixtures)
             active = f"{self.active_parameters:,} parameters active per token"
             lines.append(f"{len(self.mixtures)} routed layers of {used}; {active}; {bytes_text(each)} per expert")
@@ -162,7 +162,7 @@ def mixtures(p: Program) -> tuple[Mixture, ...]:
     return tuple(found)
 
 
-def _alike(found: tuple[Mixture, ...]) -> list[str]:
+def _kinds(found: tuple[Mixture, ...]) -> list[str]:
     """Return texts such as `8 experts, 2 per token`, each once."""
     texts = (f"{m.experts} experts, {'any number' if m.k is None else m.k} per token" for m in found)
     return list(dict.fromkeys(texts))

@@ -283,10 +283,15 @@ def _recipe_play(steps: Sequence[RecipeStep], p: Program) -> list[Entry]:
 def _cut_units(e: Transaction, form: Any, step: RecipeStep) -> None:
     """Cut units. `form` maps patterns of axis names, or paths of layer lists, to an int, a list or a text `0-4 9`."""
     for pattern, units in dict(form).items():
-        e.cut_units(_units(e.program, str(pattern), _numbers(units)), ragged=step.ragged, correct=step.correct)
+        e.cut_units(units_named(e.program, str(pattern), units), ragged=step.ragged, correct=step.correct)
 
 
-def _units(p: Program, pattern: str, ids: tuple[int, ...]) -> Units:
+def units_named(p: Program, pattern: str, form: Any) -> Units:
+    """Return units of the axes that match a pattern, or of a list of layers; `form`: an int, a list, or `0-4 9`.
+
+    Raises: UnknownAxis; UnitRange; ValueError for another form.
+    """
+    ids = _numbers(form)
     if pattern in (lists := layers(p)):
         size = len(lists[pattern])
         return Units(p, {pattern: tuple(range(size))}, {pattern: size})[list(ids)]
