@@ -252,3 +252,27 @@ def test_refused_edits_change_nothing():
         e.cut(edge)
     assert p.hash() == digest
     assert len(p.journal) == entries
+
+
+def test_neurons_of_one_expert_are_cut_and_added():
+    """Experts of a layer may have different widths; a neuron whose matrices are zero is cut without effect."""
+    p = program()
+    before, digest, axis = logits(p), p.hash(), f"{LAYER}.experts.1.neurons"
+    with p.edit("two neurons without effect") as e:
+        e.set_weight(f"{LAYER}.experts.1.down.weight", lambda w: np.where(np.isin(np.arange(8), [2, 5]), 0, w))
+    masked = logits(p)
+    with p.edit("cut") as e:
+        e.cut_units(p.axes()[axis].units([2, 5]))
+    assert p.weights[f"{LAYER}.experts.1.gate.weight"].shape == (6, 12)
+    assert p.weights[f"{LAYER}.experts.0.gate.weight"].shape == (8, 12)
+    np.testing.assert_allclose(logits(p), masked, rtol=0, atol=1e-10)
+    plan = p.compile(ids=ids())
+    np.testing.assert_allclose(np.asarray(plan({"ids": ids()})["logits"]), logits(p), rtol=1e-9, atol=1e-12)
+    p.undo(2)
+    assert p.hash() == digest
+    for init in ("zero_out", "duplicate"):
+        with p.edit("grow") as e:
+            e.grow(axis, 3, init)
+        assert p.weights[f"{LAYER}.experts.1.down.weight"].shape == (12, 11)
+        np.testing.assert_allclose(logits(p), before, rtol=0, atol=1e-10)
+        p.undo()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from graphwright.experts.alive import set_alive
 from graphwright.experts.calibrate import Calibrated, CalibratedLayer, calibrate
+from graphwright.experts.checkpoint import checkpoint
 from graphwright.experts.dense import DenseMlp, dense_mlps
 from graphwright.experts.edits import add, clone, freeze, level, merge, set_k, split
 from graphwright.experts.integrity import integrity
@@ -49,6 +50,7 @@ __all__ = [
     "add",
     "assemble",
     "calibrate",
+    "checkpoint",
     "clone",
     "dense_mlps",
     "expert_tokens",
