@@ -20,7 +20,8 @@ from graphwright.ops.expansion import vm_form
 SIZES = (0, 1, 2, 15, 16, 17, 33, 1023, 1024, 1025)
 OTHER = {
     **{"clamp": "a bound", "topk": "the op sort", "stack": "concat of any number", "dispatch": "bincount and sort"},
-    **dict.fromkeys(("expert_mlp", "expert_mlp_backward"), "scatter_add"),
+    **dict.fromkeys(("expert_mlp", "expert_mlp_backward", "expert_probe"), "scatter_add"),
+    **dict.fromkeys(("routed_attention", "routed_attention_backward"), "scatter_add"),
 }
 """Ops whose expansion has a step that the VM does not run: that step."""
 FORMS = sorted(n for n in OPS if vm_form(OPS[n]) and n not in OTHER)
