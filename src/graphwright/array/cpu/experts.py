@@ -1,5 +1,6 @@
 """Kernels of mixtures of experts: tokens are grouped by a stable counting sort, then multiplied expert by expert.
 
+In float32 the VM's loops run (see `native_experts.py`) where they are built, else ATen's kernels.
 For each expert, tiles of its tokens are gathered, multiplied and added to the results in slot. So scratch does not
 grow with the number of experts, and the sum of a token is in the order of the experts.
 """
@@ -15,9 +16,12 @@ from typing import Any
 import torch
 
 from graphwright.array.backend import Attrs, Call, Needs
+from graphwright.array.cpu import native_experts
 from graphwright.array.cpu.kernel import Tensors, kernel, statistic
+from graphwright.array.dtype import float32, int64
 from graphwright.array.formulas.experts import FIRST, LIMIT, SLOPE, Expert, experts_of, group_width
 from graphwright.array.spec import Spec
+from graphwright.array.vm.code import SCRATCH
 
 aten: Any = torch.ops.aten
 TILE = 512
@@ -28,6 +32,11 @@ TILE = 512
 def dispatch(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     (choice,), (offsets, rows, pairs), experts = ins, outs, attrs["experts"]
     columns = choice.shape[1]
+
+    def out_of_range(found: int) -> None:
+        raise IndexError(f"the id of an expert is out of range: expected -1 to {experts - 1}, got {found}")
+
+    native = native_experts.dispatch(outs, choice, experts, lambda: out_of_range(int(choice.max())))
 
     def run() -> None:
         if choice.dtype is torch.bool:
@@ -40,7 +49,7 @@ def dispatch(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
             first = int((expert < 0).sum())
             expert, pair = expert[first:], pair[first:]
             if len(expert) and int(expert[-1]) >= experts:
-                raise IndexError(f"the id of an expert is out of range: expected -1 to {experts - 1}, got {expert[-1]}")
+                out_of_range(int(expert[-1]))
             row = pair.div(columns, rounding_mode="floor")
         count = len(expert)
         offsets[:1].zero_()
@@ -49,7 +58,7 @@ def dispatch(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
             out[:count] = values
             out[count:].zero_()
 
-    return run
+    return native or run
 
 
 def checked_runs(
@@ -108,10 +117,13 @@ class _Mixture:
         self.act, self.slope = _FORWARD[attrs["act"]], _BACKWARD[attrs["act"]]
         self.tile, self.size = tile, size
 
+    def check(self) -> list[int]:
+        """Return the offsets as ints. Raises: IndexError if an operand of the dispatch is invalid."""
+        return checked_runs(self.offsets, self.rows, self.pairs, len(self.x), len(self.weights))
+
     def tiles(self) -> Iterator[tuple[int, bool, torch.Tensor, torch.Tensor]]:
         """Yield (expert, whether this is its first tile, rows of the tokens, their pairs), expert by expert."""
-        ends = checked_runs(self.offsets, self.rows, self.pairs, len(self.x), len(self.weights))
-        for e, (a, b) in enumerate(pairwise(ends)):
+        for e, (a, b) in enumerate(pairwise(self.check())):
             for at in range(a, b, self.size):
                 stop = min(at + self.size, b)
                 yield e, at == a, self.rows[at:stop], self.pairs[at:stop]
@@ -167,16 +179,20 @@ def _sizes(ins: Sequence[Spec], attrs: Attrs) -> tuple[int, int, int, int]:
 
 
 def _work(ins: Sequence[Spec], attrs: Attrs, names: Sequence[str]) -> list[Spec]:
-    """Return the scratch `names`: rows of tokens (x, g, o), hidden rows (a, v, s, h, t), weights (w), wide sums."""
+    """Return the scratch `names`: rows of tokens (x, g, o), hidden rows (a, v, s, h, t), weights (w), wide sums.
+
+    "scratch" is that of the VM's loops.
+    """
     n, c, inner, tile = _sizes(ins, attrs)
     kind, wide = ins[0].dtype, statistic(ins[0].dtype)
     shapes = {**dict.fromkeys("xgo", (tile * c, kind)), **dict.fromkeys("avsht", (tile * inner, kind))}
     shapes |= {"w": (tile, ins[4].dtype), "wide": (tile * max(c, inner), wide), "sum": (n * c, wide)}
+    shapes["scratch"] = (SCRATCH // 8 if kind is float32 else 0, int64)
     return [Spec((shapes[name][0],), shapes[name][1]) for name in names]
 
 
-_FORWARD_WORK = ("x", "o", "a", "v", "s", "h", "t", "w", "wide", "sum")
-_BACKWARD_WORK = ("x", "g", "o", "a", "v", "s", "h", "t", "w", "wide", "sum")
+_FORWARD_WORK = ("x", "o", "a", "v", "s", "h", "t", "w", "wide", "sum", "scratch")
+_BACKWARD_WORK = ("x", "g", "o", "a", "v", "s", "h", "t", "w", "wide", "sum", "scratch")
 
 
 @kernel("expert_mlp", lambda o, i, a: _work(i, a, _FORWARD_WORK), needs=Needs(reads=(1, 2, 3)))
@@ -184,6 +200,9 @@ def expert_mlp(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call
     tile = _Tile(dict(zip(_FORWARD_WORK, work, strict=True)))
     x, out = ins[0], outs[0]
     mixture = _Mixture(ins, attrs, tile, _tile_size(len(x), x.element_size() == 2))
+    native = native_experts.mixture(ins, attrs, mixture.size, tile.buffers, out, mixture.check)
+    if native is not None:
+        return native
     total = out if out.dtype == tile.buffers["sum"].dtype else tile("sum", *x.shape)
 
     def run() -> None:
@@ -209,6 +228,9 @@ def expert_mlp_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors
     found = dict(zip(attrs["wanted"], outs, strict=True))
     mixture = _Mixture(ins[1:], attrs, tile, _tile_size(len(x), x.element_size() == 2))
     dx, dweights = found.get(0), found.get(4)
+    native = native_experts.mixture(ins[1:], attrs, mixture.size, tile.buffers, dx, mixture.check, g, found)
+    if native is not None:
+        return native
     total = dx if dx is None or dx.dtype == tile.buffers["sum"].dtype else tile("sum", *x.shape)
     shares = None if dweights is None else dweights.view(-1)
 
