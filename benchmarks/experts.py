@@ -79,9 +79,9 @@ def _layers(experts: int, k: int, c: int, i: int) -> tuple[nn.MoE, dict[str, Any
             hidden_size=c, moe_intermediate_size=i, num_experts=experts, num_experts_per_tok=k, norm_topk_prob=True
         )
         config._experts_implementation = mode
-        blocks[f"transformers, {mode}"] = block = Qwen3MoeSparseMoeBlock(config)
-        block.load_state_dict(stacked)
-    blocks["torch, loop over parameters"] = Loop(block)
+        blocks[f"transformers, {mode}"] = Qwen3MoeSparseMoeBlock(config)
+        blocks[f"transformers, {mode}"].load_state_dict(stacked)
+    blocks["torch, loop over parameters"] = Loop(blocks[f"transformers, {MODES[0]}"])
     return layer, blocks
 
 
@@ -91,7 +91,8 @@ class Loop(torch.nn.Module):
     def __init__(self, block: Qwen3MoeSparseMoeBlock) -> None:
         super().__init__()
         self.gate = block.gate
-        stacks = block.experts.gate_up_proj, block.experts.down_proj
+        experts: Any = block.experts
+        stacks = experts.gate_up_proj, experts.down_proj
         self.up, self.down = (torch.nn.ParameterList(w.detach().clone() for w in stack) for stack in stacks)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -120,7 +121,7 @@ def _backwards(experts: int, k: int, n: int, c: int, i: int) -> dict[str, Call]:
     router = 1 + next(at for at, name in enumerate(names) if name.startswith("router"))
 
     @gw.compile
-    def step(x: gw.Tensor, g: gw.Tensor) -> tuple[gw.Tensor, ...]:
+    def step(x: gw.Tensor, g: gw.Tensor) -> tuple[Any, ...]:
         for p in layer.parameters():
             p.grad = None
         loss = (layer(x) * g).sum()
