@@ -67,9 +67,10 @@ def operands(
 
 
 def results(ins: list[NDArray], g: NDArray, attrs: dict[str, Any]) -> list[np.ndarray]:
-    """The values, then all gradients."""
+    """The values, all gradients, and what `expert_probe` measures."""
     wanted = tuple(i for i, x in enumerate(ins) if x.dtype.is_float)
-    return run("expert_mlp", ins, **attrs) + run("expert_mlp_backward", [g, *ins], **attrs, wanted=wanted)
+    probe = run("expert_probe", [ins[0], g, *ins[1:4], *ins[5:]], **attrs)
+    return run("expert_mlp", ins, **attrs) + run("expert_mlp_backward", [g, *ins], **attrs, wanted=wanted) + probe
 
 
 def chosen(rng: np.random.Generator, tokens: int, experts: int, k: int) -> np.ndarray:

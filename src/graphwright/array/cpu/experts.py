@@ -21,7 +21,7 @@ from graphwright.array.cpu.kernel import Tensors, kernel, statistic
 from graphwright.array.dtype import float32, int64
 from graphwright.array.formulas.experts import FIRST, LIMIT, SLOPE, Expert, experts_of, group_width
 from graphwright.array.spec import Spec
-from graphwright.array.vm.code import SCRATCH
+from graphwright.array.vm.code import SCRATCH, Code
 
 aten: Any = torch.ops.aten
 TILE = 512
@@ -228,7 +228,9 @@ def expert_mlp_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors
     found = dict(zip(attrs["wanted"], outs, strict=True))
     mixture = _Mixture(ins[1:], attrs, tile, _tile_size(len(x), x.element_size() == 2))
     dx, dweights = found.get(0), found.get(4)
-    native = native_experts.mixture(ins[1:], attrs, mixture.size, tile.buffers, dx, mixture.check, g, found)
+    native = native_experts.mixture(
+        ins[1:], attrs, mixture.size, tile.buffers, dx, mixture.check, g, found, Code.EXPERTS_BACKWARD
+    )
     if native is not None:
         return native
     total = dx if dx is None or dx.dtype == tile.buffers["sum"].dtype else tile("sum", *x.shape)
@@ -286,7 +288,7 @@ def expert_mlp_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors
     return run
 
 
-_PROBE_WORK = ("x", "g", "a", "v", "s", "h", "t", "o", "wide")
+_PROBE_WORK = ("x", "g", "a", "v", "s", "h", "t", "o", "wide", "scratch")
 
 
 def _probe_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
@@ -298,7 +300,13 @@ def _probe_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list
 def expert_probe(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     tile = _Tile(dict(zip(_PROBE_WORK, work, strict=True)))
     (x, g), (surprise, gain), bias = ins[:2], outs, 1.0 if attrs["bias"] else 0.0
-    mixture = _Mixture([x, *ins[2:5], surprise, *ins[5:]], attrs, tile, _tile_size(len(x), x.element_size() == 2))
+    operands = [x, *ins[2:5], surprise, *ins[5:]]
+    mixture = _Mixture(operands, attrs, tile, _tile_size(len(x), x.element_size() == 2))
+    native = native_experts.mixture(
+        operands, attrs, mixture.size, tile.buffers, gain, mixture.check, g, op=Code.EXPERT_PROBE
+    )
+    if native is not None:
+        return native
 
     def square(rows: torch.Tensor) -> torch.Tensor:
         return tile("wide", *rows.shape).copy_(rows).square_().sum(1)

@@ -33,21 +33,22 @@ def dispatch(outs: Tensors, choice: torch.Tensor, experts: int, failed: Failed) 
 
 def mixture(
     ins: Tensors, attrs: Attrs, tile: int, work: Mapping[str, torch.Tensor], out: torch.Tensor | None, failed: Failed,
-    g: torch.Tensor | None = None, found: Mapping[int, torch.Tensor] | None = None,
+    g: torch.Tensor | None = None, found: Mapping[int, torch.Tensor] | None = None, op: Code = Code.EXPERTS,
 ) -> Call | None:  # fmt: skip
-    """Return the call of EXPERTS, or with `g` of EXPERTS_BACKWARD; None if the VM is not built, or for other operands.
+    """Return the call of EXPERTS or another opcode `op`; None if the VM is not built, or for other operands.
 
     Args:
-        ins: operands of `expert_mlp`.
+        ins: operands of `expert_mlp`; for EXPERT_PROBE with the surprise in place of the weights.
         tile: the most tokens of a tile.
         work: scratch by name.
-        out: the result, or the gradient of x.
+        out: the result, the gradient of x, or the gain.
         g: gradient of the result.
         found: index of an operand -> its gradient.
     """
     x, offsets, rows, pairs, weights = ins[:FIRST]
     gradients, wide = found or {}, () if g is None else (g,)
-    packed = [x, offsets, rows, pairs, weights, *wide, *gradients.values(), *(t for t in ins[FIRST:] if t.ndim == 1)]
+    results, biases = () if out is None else (out,), (t for t in ins[FIRST:] if t.ndim == 1)
+    packed = [*ins[:FIRST], *wide, *results, *gradients.values(), *biases]
     floats = [x, weights, *wide, *ins[FIRST:]]
     if any(t.dtype is not torch.float32 for t in floats) or not all(t.is_contiguous() for t in packed):
         return None
@@ -66,7 +67,8 @@ def mixture(
     width = EXPERT_CELLS - 1
     table = [c for e, s in zip(experts, slots, strict=True) for c in (len(e.up), *_cells(e, s, gradients, width))]
     code[TABLE:] = table
-    op = Code.EXPERTS if g is None else Code.EXPERTS_BACKWARD
+    if op == Code.EXPERT_PROBE:
+        code[13], code[16] = 0, weights.data_ptr()
     return partial(_call, loops, op, code, work["scratch"].data_ptr(), failed)
 
 

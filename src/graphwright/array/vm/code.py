@@ -46,7 +46,7 @@ Code = IntEnum("Code", [
     "ROWS_F32", "ROWS_BF16", "ROWS_I8", "PANELS_BF16", "PANELS_I8", "ATTEND_CACHED", "KV_APPEND", "KV_SCATTER",
     "SAMPLE_TOKEN",
     # mixtures of experts
-    "DISPATCH", "EXPERTS", "EXPERTS_BACKWARD",
+    "DISPATCH", "EXPERTS", "EXPERTS_BACKWARD", "EXPERT_PROBE",
     # control
     "LOOP", "SHARED",
 ], start=0)  # fmt: skip

@@ -3,18 +3,21 @@
 The tokens of one expert are gathered in tiles, which `products.gemm` multiplies, and the results are added to the rows
 of their tokens. Tiles follow one another in the order of the experts, so the sum of a token has a fixed order.
 
-Words of EXPERTS and EXPERTS_BACKWARD: 1 tokens N, 2 width C, 3 tokens of a tile, 4 experts E, 5 kind (an index in
-`KINDS`), 6 activation (an index in `ACTS`), 7 entries R of rows and of pairs, 8 entries of the weights, 9 x, 10
-offsets, 11 rows, 12 pairs, 13 weights, 14 the result or the gradient of x (0: not wanted), 15 gradient of the result,
-16 gradient of the weights (0: not wanted). Words 17 to 24 are the addresses of work of one tile, [tile, C] x, g, o,
-then [tile, I] a, v, s, h, t. From word 32 on, `EXPERT_CELLS` words for each expert: I, then for gate, up and down six
-words: address of the matrix (0: no gate), bytes per row and per column, address of its bias (0: none), and the
-addresses of the gradients of both (0: not wanted).
+Words of EXPERTS, EXPERTS_BACKWARD and EXPERT_PROBE: 1 tokens N, 2 width C, 3 tokens of a tile, 4 experts E, 5 kind (an
+index in `KINDS`), 6 activation (an index in `ACTS`), 7 entries R of rows and of pairs, 8 entries of the weights, 9 x,
+10 offsets, 11 rows, 12 pairs, 13 weights, 14 the result or the gradient of x (0: not wanted), 15 gradient of the
+result, 16 gradient of the weights (0: not wanted). For EXPERT_PROBE 13 is 0 (all weights are 1), 14 is the gain of each
+entry of the weights, and 16 its surprise. Words 17 to 24 are the addresses of work of one tile, [tile, C] x, g, o, then
+[tile, I] a, v, s, h, t. From word 32 on, `EXPERT_CELLS` words for each expert: I, then for gate, up and down six words:
+address of the matrix (0: no gate), bytes per row and per column, address of its bias (0: none), and the addresses of
+the gradients of both (0: not wanted).
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+import numpy as np
 
 from graphwright.array.formulas.experts import LIMIT, SLOPE
 from graphwright.array.vm import vector as vec
@@ -249,7 +252,7 @@ def _hidden_slopes(row: Any, inner: Any, at: Any, m: Any) -> None:
     if kind == _MLP:
         a = v
     for i in range(m):
-        share = vec.splat(vec.load_f32(weights + 4 * vec.load_i64(pairs + 8 * (at + i))))
+        share = vec.splat(vec.load_f32(weights + 4 * vec.load_i64(pairs + 8 * (at + i))) if weights else F(1.0))
         for j in range(inner * i, inner * (i + 1), 16):
             mask = vec.first(inner * (i + 1) - j)
             p, q = vec.load_first(a + 4 * j, mask), vec.load_first(v + 4 * j, mask)
@@ -337,4 +340,47 @@ def experts_backward(row: Any, scratch: Any) -> Any:
             if dx:
                 for i in range(m):
                     _add_at(dx + 4 * c * vec.load_i64(rows + 8 * (at + i)), made + 4 * c * i, c, F(1.0))
+    return 0
+
+
+@loop(Code.EXPERT_PROBE)
+def expert_probe(row: Any, scratch: Any) -> Any:
+    """Compute the gain and the surprise of each pair; -1 if an index is out of range."""
+    if _invalid(row):
+        return -1
+    c, tile, count, kind = cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5)
+    x, offsets, rows, pairs, gain = cell(row, 9), cell(row, 10), cell(row, 11), cell(row, 12), cell(row, 14)
+    g, surprise = cell(row, 15), cell(row, 16)
+    given, back, made, h, t = cell(row, 17), cell(row, 18), cell(row, 19), cell(row, 23), cell(row, 24)
+    _zero(scratch, 32)
+    _zero(gain, cell(row, 8))
+    _zero(surprise, cell(row, 8))
+    for e in range(count):
+        expert = row + 8 * (TABLE + EXPERT_CELLS * e)
+        down, inner, end = expert + 8 * _DOWN, vec.load_i64(expert), vec.load_i64(offsets + 8 * (e + 1))
+        one = F(1.0) if cell(down, 3) else F(0.0)
+        for at in range(vec.load_i64(offsets + 8 * e), end, tile):
+            m = min(tile, end - at)
+            _gathered(x, rows + 8 * at, m, c, given)
+            _gathered(g, rows + 8 * at, m, c, back)
+            _hidden(row, expert, m, scratch)
+            _linear(h, inner, down, made, c, m, scratch)
+            gemm(
+                back, 4 * c, 4, cell(down, 0), cell(down, 1), cell(down, 2), t, 4 * inner,
+                m, inner, c, 0, 0, scratch,
+            )  # fmt: skip
+            for i in range(m):
+                pair, line, hidden = vec.load_i64(pairs + 8 * (at + i)), back + 4 * c * i, h + 4 * inner * i
+                vec.store_f32(gain + 4 * pair, -_dot(made + 4 * c * i, line, c))
+                first = _dot(line, line, c) * (_dot(hidden, hidden, inner) + one)
+                vec.store_f32(surprise + 4 * pair, first)
+            _hidden_slopes(row, inner, at, m)
+            for i in range(m):
+                to, token = surprise + 4 * vec.load_i64(pairs + 8 * (at + i)), given + 4 * c * i
+                dv, da = h + 4 * inner * i, t + 4 * inner * i
+                slopes = _dot(da, da, inner)
+                if kind != _MLP:
+                    slopes += _dot(dv, dv, inner)
+                second = (_dot(token, token, c) + one) * slopes
+                vec.store_f32(to, F(np.sqrt(vec.load_f32(to) + second)))
     return 0

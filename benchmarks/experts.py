@@ -1,0 +1,161 @@
+"""A routed layer beside torch's loop over experts, transformers' block in its three modes, and two dense products.
+
+The routers have the same weights, so every form chooses the same experts; results are compared before they are timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
+import graphwright as gw
+from benchmarks.harness import Figure, add_rounds, rounds
+from graphwright import nn
+
+PARTS = ("training", "wide", "decode")
+MODES = ("eager", "batched_mm", "grouped_mm")
+Call = Callable[[], Any]
+
+
+def training(
+    sizes: Sequence[int] = (8, 16, 64, 256, 512), ks: Sequence[int] = (2, 4), n: int = 1024, c: int = 256, i: int = 32
+) -> Figure:
+    """Forward and backward of one layer, over the number of experts."""
+    figure = Figure(
+        "Routed layer, forward and backward",
+        f"{n} tokens, {c} -> {i} -> {c}, f32, gated SiLU, top-k of a softmax, gradients of all weights",
+    )
+    for experts in sizes:
+        for k in ks:
+            _add(figure, rounds(_backwards(experts, k, n, c, i), n=7), f"{experts} experts, k = {k}: ", "ms")
+    return figure
+
+
+def wide(experts: int = 64, n: int = 512, c: int = 256, i: int = 512) -> Figure:
+    """Forward and backward with experts wider than the layer."""
+    figure = Figure("Routed layer with wide experts", f"{n} tokens, {experts} experts {c} -> {i} -> {c}, k = 2, f32")
+    add_rounds(figure, rounds(_backwards(experts, 2, n, c, i), n=7))
+    return figure
+
+
+def decode(experts: int = 64, k: int = 8, c: int = 256, i: int = 128) -> Figure:
+    """One token at a time, without gradients."""
+    figure = Figure("Routed layer, one token", f"{experts} experts {c} -> {i} -> {c}, k = {k}, f32, forward")
+    x = np.random.default_rng(0).normal(size=(1, c)).astype("f4")
+    layer, blocks = _layers(experts, k, c, i)
+    compiled, given = gw.compile(layer.forward), gw.tensor(x)
+    calls: dict[str, Call] = {"graphwright": lambda: compiled(given)}
+    calls |= {name: lambda block=block: _without_gradients(block, x) for name, block in blocks.items()}
+    expected = calls["graphwright"]().numpy()
+    for call in list(calls.values())[1:]:
+        np.testing.assert_allclose(call().numpy(), expected, rtol=1e-4, atol=1e-5)
+    add_rounds(figure, rounds(calls, inner=20), "us")
+    figure.notes.append(f"{4 * 3 * k * c * i:,} bytes of weights are read for a token")
+    return figure
+
+
+def _add(figure: Figure, taken: dict[str, list[float]], lead: str, unit: str) -> None:
+    add_rounds(figure, {lead + name: samples for name, samples in taken.items()}, unit)
+
+
+def _layers(experts: int, k: int, c: int, i: int) -> tuple[nn.MoE, dict[str, Any]]:
+    """Our layer, and transformers' block in each mode, with the same weights."""
+    layer, blocks = nn.MoE(c, i, experts, k, seed=0), {}
+    own = {name: torch.from_numpy(p.numpy().copy()) for name, p in layer.named_parameters()}
+    stacked = {
+        "gate.weight": next(own[name] for name in own if name.startswith("router")),
+        "experts.gate_up_proj": torch.stack(
+            [torch.cat([own[f"experts.{e}.gate.weight"], own[f"experts.{e}.up.weight"]]) for e in range(experts)]
+        ),
+        "experts.down_proj": torch.stack([own[f"experts.{e}.down.weight"] for e in range(experts)]),
+    }
+    for mode in MODES:
+        config = Qwen3MoeConfig(
+            hidden_size=c, moe_intermediate_size=i, num_experts=experts, num_experts_per_tok=k, norm_topk_prob=True
+        )
+        config._experts_implementation = mode
+        blocks[f"transformers, {mode}"] = Qwen3MoeSparseMoeBlock(config)
+        blocks[f"transformers, {mode}"].load_state_dict(stacked)
+    blocks["torch, loop over parameters"] = Loop(blocks[f"transformers, {MODES[0]}"])
+    return layer, blocks
+
+
+class Loop(torch.nn.Module):
+    """The block as a loop over experts whose matrices are parameters of their own."""
+
+    def __init__(self, block: Qwen3MoeSparseMoeBlock) -> None:
+        super().__init__()
+        self.gate = block.gate
+        experts: Any = block.experts
+        stacks = experts.gate_up_proj, experts.down_proj
+        self.up, self.down = (torch.nn.ParameterList(w.detach().clone() for w in stack) for stack in stacks)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.flatten(0, 1)
+        _, weights, chosen = self.gate(tokens)
+        total = torch.zeros_like(tokens)
+        for e, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
+            rows, at = torch.where(chosen == e)
+            a, v = torch.nn.functional.linear(tokens[rows], up).chunk(2, dim=-1)
+            made = torch.nn.functional.linear(torch.nn.functional.silu(a) * v, down)
+            total.index_add_(0, rows, made * weights[rows, at, None])
+        return total.view_as(x)
+
+
+def _without_gradients(block: torch.nn.Module, x: np.ndarray) -> torch.Tensor:
+    with torch.no_grad():
+        return block(torch.from_numpy(x)[None])[0]
+
+
+def _backwards(experts: int, k: int, n: int, c: int, i: int) -> dict[str, Call]:
+    """Calls that compute the loss Σ y·g and all gradients; each returns the loss and the gradient of the router."""
+    rng = np.random.default_rng(0)
+    x, g = (rng.normal(size=(n, c)).astype("f4") for _ in range(2))
+    layer, blocks = _layers(experts, k, c, i)
+    names = [name for name, _ in layer.named_parameters()]
+    router = 1 + next(at for at, name in enumerate(names) if name.startswith("router"))
+
+    @gw.compile
+    def step(x: gw.Tensor, g: gw.Tensor) -> tuple[Any, ...]:
+        for p in layer.parameters():
+            p.grad = None
+        loss = (layer(x) * g).sum()
+        loss.backward()
+        return loss, *(p.grad for p in layer.parameters())
+
+    def ours() -> tuple[float, np.ndarray]:
+        found = step(x, g)
+        return found[0].item(), found[router].numpy()
+
+    def peer(block: torch.nn.Module, weight: torch.Tensor) -> tuple[float, np.ndarray]:
+        block.zero_grad()
+        loss = (block(torch.from_numpy(x)[None])[0] * torch.from_numpy(g)).sum()
+        loss.backward()
+        assert weight.grad is not None
+        return loss.item(), weight.grad.numpy()
+
+    calls: dict[str, Call] = {"graphwright": ours}
+    calls |= {name: lambda block=block: peer(block, block.gate.weight) for name, block in blocks.items()}
+    expected, slopes = ours()
+    for call in list(calls.values())[1:]:
+        loss, found = call()
+        assert abs(loss - expected) < 1e-3 * (1 + abs(expected)), (loss, expected)
+        np.testing.assert_allclose(found, slopes, rtol=1e-3, atol=1e-3 * np.abs(slopes).max())
+    return {**calls, "torch, two dense products": _dense(x, g, experts * i)}
+
+
+def _dense(x: np.ndarray, g: np.ndarray, width: int) -> Call:
+    """An MLP of two matrices that has as many hidden units as all experts together."""
+    up, down = torch.nn.Linear(x.shape[1], width, bias=False), torch.nn.Linear(width, x.shape[1], bias=False)
+
+    def run() -> None:
+        up.zero_grad()
+        down.zero_grad()
+        (down(torch.nn.functional.silu(up(torch.from_numpy(x)))) * torch.from_numpy(g)).sum().backward()
+
+    return run
