@@ -94,4 +94,4 @@ class Run:
         self.train(batch)
         self.accuracy.append(self.train.reports["accuracy"].item())
         if self.care is not None:
-            self.changes += [(len(self.accuracy), c) for c in self.care.apply(self.program, self.train)]
+            self.changes += [(len(self.accuracy), c) for c in self.care.apply(self.program)]

@@ -76,7 +76,10 @@ def test_a_life_with_rebirths_that_was_stopped_twice_equals_one_that_was_not(tmp
     whole.verify()
     name = events[0][0][1]
     assert any(entry.author == "lifecycle" for entry in parts.program.blame(name))
+    key = f"{events[0][-1][1]}.prototype"
+    before = parts.program.weights[key].data.tobytes()
     parts.program.undo()
+    assert parts.program.weights[key].data.tobytes() != before
     parts.close()
     whole.close()
 

@@ -107,7 +107,7 @@ def test_between_decisions_nothing_is_proposed_and_upkeep_replaces_one():
     for _ in range(9):
         r.train(r.stream.draw())
         force(r, rate=[0.0] * 6)
-        seen.append(len(r.care.apply(r.program, r.train)))
+        seen.append(len(r.care.apply(r.program)))
     assert seen == [0, 0, 1, 0, 0, 0, 0, 0, 1]
 
 
@@ -118,7 +118,7 @@ def reborn(**options) -> tuple[Run, dict[int, dict[str, np.ndarray]], ex.Change]
         r.step()
     force(r, rho=0.25, rate=[0.5, 0.5, 0.0, 0.5, 0.5, 0.5])
     before = {i: parameters(r.program, i) for i in range(6)}
-    (change,) = r.care.apply(r.program, r.train)
+    (change,) = r.care.apply(r.program)
     return r, before, change
 
 
@@ -169,7 +169,7 @@ def test_the_old_handle_is_stale_and_the_entry_has_author_and_reason():
         r.step()
     handle = r.program.node(EXPERT.format(2) + ".prototype")
     force(r, rho=0.25, rate=[0.5, 0.5, 0.0, 0.5, 0.5, 0.5])
-    r.care.apply(r.program, r.train)
+    r.care.apply(r.program)
     with pytest.raises(StaleHandle):
         r.program.node(handle)
     entry = r.program.journal[-1]
@@ -201,7 +201,7 @@ def test_edits_replayed_at_their_steps_give_equal_weights():
         if t == 5:
             force(r, rho=0.5, rate=[0.0, 0.5, 0.0, 0.5, 0.5, 0.5])
         count = len(r.program.journal)
-        r.care.apply(r.program, r.train)
+        r.care.apply(r.program)
         for entry in r.program.journal[count:]:
             replay([entry], onto=plain.program)
     assert len(r.program.journal) > 1
@@ -216,16 +216,15 @@ def test_an_expert_is_added_where_more_tokens_than_usual_have_none():
         r.train(r.stream.draw())
     state(r).fast.assign(Tensor(from_numpy(np.asarray(0.5, np.float32))))
     state(r).slow.assign(Tensor(from_numpy(np.asarray(0.4, np.float32))))
-    plan, (router,) = r.train.plan, threshold_routers(r.program)
-    (change,) = r.care.apply(r.program, r.train)
+    (router,) = threshold_routers(r.program)
+    (change,) = r.care.apply(r.program)
     assert (change.event, change.name) == ("expert_born", EXPERT.format(3))
     assert r.program.weights[router.alive].numpy().tolist() == [True] * 4 + [False] * 2
     r.train(r.stream.draw())
     assert state(r).slow.item() == pytest.approx(state(r).fast.item(), rel=1e-6)
     state(r).fast.assign(Tensor(from_numpy(np.asarray(0.4, np.float32))))
     r.train(r.stream.draw())
-    assert not r.care.apply(r.program, r.train)
-    assert plan is not None
+    assert not r.care.apply(r.program)
 
 
 # -- by other hands ----------------------------------------------------------------------------------------------------

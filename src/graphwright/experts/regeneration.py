@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -99,6 +99,12 @@ class LayerState:
 
 def _state(name: str, value: Any) -> Variable:
     return Variable(from_numpy(np.array(value, np.float32)), name=name)
+
+
+class _Trained(NamedTuple):
+    """What `propose` reads of a segment of a life."""
+
+    program: Program
 
 
 class Signals(StepTerm):
@@ -201,7 +207,7 @@ class Regeneration(Settings):
         train = gw.compile_step(program, loss, optimizer, inputs, also=[experts.sdl(), care.signals()])
         for batch in stream:
             train(batch)
-            care.apply(program, train)               # or `run.step(batch, care)` in a life
+            care.apply(program)                      # or `run.step(batch, care)` in a life
 
     Attributes:
         k0: mean number of experts per token that the layers were calibrated to.
@@ -266,7 +272,7 @@ class Regeneration(Settings):
 
     # -- decisions ---------------------------------------------------------------------------------------------------
     def propose(self, view: Any) -> list[Change]:
-        """Return the changes after a step; `view` has `program`, and `train` with the term of `signals`."""
+        """Return the changes after a step of a compiled step with the term of `signals`; `view` has its `program`."""
         signals = self.signals()
         states = signals.own.states
         now, rho, alarms = (int(states["t"].item()), states["rho"].item(), int(states["alarms"].item()))
@@ -295,15 +301,9 @@ class Regeneration(Settings):
         states = self.signals().own.states
         return {name: states[name].item() for name in ("pi", "d", "rho")}
 
-    def apply(self, program: Program, train: Any) -> list[Change]:
+    def apply(self, program: Program) -> list[Change]:
         """Propose, and make the changes in one edit of author `lifecycle`; return all proposals."""
-
-        class View:
-            pass
-
-        view = View()
-        view.program, view.train = program, train  # pyright: ignore[reportAttributeAccessIssue]
-        found = self.propose(view)
+        found = self.propose(_Trained(program))
         made = [x for x in found if x.apply is not None]
         now = int(self.signals().own.states["t"].item())
         if made:

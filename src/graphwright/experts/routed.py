@@ -70,11 +70,6 @@ class RoutedLayer:
         found = [origin(p, v) for v in self.experts[expert] if v is not None]
         return [n for n in found if n is not None]
 
-    def nbytes(self, expert: int) -> int:
-        """Return the bytes of an expert's weights."""
-        p = self.program
-        return sum(p.weights.array(p.key(n)).nbytes for n in self.params(expert))
-
     @property
     def k(self) -> int | None:
         """Experts per token; None if the router decides how many."""

@@ -196,7 +196,7 @@ def measured(p: Program, feeds: Sequence[Mapping[str, np.ndarray]]) -> Usage:
     wanted = [v for layer in layers.values() for v in (layer.tokens, layer.choice, layer.weights)]
     for values in Stream(p, feeds).read([*wanted]):
         for name, layer in layers.items():
-            sums[name].add(values[layer.tokens], as_choice(values[layer.choice]), as_float(values[layer.weights]))
+            sums[name].add(values[layer.tokens], values[layer.choice].to_numpy(), as_float(values[layer.weights]))
     return Usage(p, p.version, {name: s.result() for name, s in sums.items()})
 
 
@@ -205,8 +205,8 @@ def expert_tokens(model: Model | Program, layer: str, expert: int, data: Calibra
     p = program_of(model)
     found, parts = routed_layer(p, layer), []
     for values in Stream(p, feeds_for(model, data)).read([found.tokens, found.choice]):
-        choice = as_choice(values[found.choice])
-        token, chosen, _ = pairs_of(choice, np.ones(choice.shape), found.size)
+        choice = values[found.choice].to_numpy()
+        token, chosen, _ = pairs_of(choice, np.ones(choice.shape))
         parts.append(as_float(values[found.tokens])[token[chosen == expert]])
     return np.concatenate(parts)
 
@@ -226,12 +226,7 @@ def feeds_for(model: Model | Program, data: CalibrationSource | None) -> Sequenc
     return Calibration.of(model).feeds(p)  # pyright: ignore[reportArgumentType]  # it has a tokenizer
 
 
-def as_choice(array: NDArray) -> np.ndarray:
-    """Return ids int64 [N, k] or a mask bool [N, E] as numpy."""
-    return array.to_numpy()
-
-
-def pairs_of(choice: np.ndarray, weights: np.ndarray, experts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def pairs_of(choice: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (token, expert, weight) of each assignment, from ids [N, k] with -1 for none, or from a mask [N, E]."""
     if choice.dtype == np.bool_:
         token, expert = np.nonzero(choice)
@@ -268,7 +263,7 @@ class _Sums:
     def add(self, tokens: NDArray, choice: np.ndarray, weights: np.ndarray) -> None:
         """Add a chunk: tokens [N, C], choice and weights [N, k] or [N, E]."""
         n = self.layer.size
-        token, expert, weight = pairs_of(choice, weights.astype(np.float64), n)
+        token, expert, weight = pairs_of(choice, weights.astype(np.float64))
         chosen = np.zeros((len(choice), n), np.int64)
         np.add.at(chosen, (token, expert), 1)
         self.tokens += len(choice)
