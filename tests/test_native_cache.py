@@ -7,10 +7,12 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from numba.core.caching import InTreeCacheLocator
+from numba.core.codegen import CPUCodegen
 
 from graphwright import native
 
@@ -130,3 +132,19 @@ def test_code_is_compiled_by_numba_alone_where_its_internals_have_changed(gone: 
 def test_the_oldest_numba_is_one_whose_internals_are_known() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
     assert f"numba>={native.TESTED[:-1]}" in project["dependencies"]
+
+
+def test_no_function_but_the_entry_is_seen_by_other_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes give different functions the same name: a third one that loads both builds must not mix them."""
+    passes = SimpleNamespace(run=lambda module, builder: None)  # without optimisation, which inlines
+    monkeypatch.setattr(CPUCodegen, "_module_pass_manager", lambda self: (passes, None))
+    twice = native.inner(lambda x: x + x)
+
+    @native.njit
+    def entry(x: int) -> int:
+        return twice(x) + 1
+
+    assert entry(2) == 5
+    (made,) = entry.overloads.values()
+    defined = [f for f in made.library._final_module.functions if not f.is_declaration]
+    assert [f.linkage.name for f in defined if "lambda" in f.name] == ["internal"]

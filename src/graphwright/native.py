@@ -43,6 +43,9 @@ def _decorators() -> tuple[Any, Any, Any]:
             ll_module.data_layout = self._codegen._data_layout
 
         def _optimize_final_module(self) -> None:
+            for function in self._final_module.functions:  # names are unique only in the process that compiles them
+                if not function.is_declaration and function.linkage == binding.Linkage.linkonce_odr:
+                    function.linkage = binding.Linkage.internal
             passes, builder = self._codegen._module_pass_manager()
             passes.run(self._final_module, builder)
 

@@ -31,6 +31,7 @@ OTHER: dict[str, set[str]] = {
     "cli/evolve.py": {"b.mutation"},
     "data/grids.py": {"KINDS"},  # of tasks
     "evolve/pictures.py": {"kinds.get(edge.dst)"},  # kinds of drawn nodes
+    "array/formulas/experts.py": {"ACTS", "algorithm"},
     "experts/edits.py": {"birth"},
     "experts/routed.py": {"layers"},  # all of them
     "experts/upcycle.py": {"layers"},

@@ -257,7 +257,7 @@ def _select(key: tuple[Any, ...] | None, row: Op, ins: Sequence[NDArray], attrs:
         view,
         fresh,
         row_major(specs[0].sizes) if specs else (),
-        expansion.expanded(row, kernels),
+        expansion.expanded(row, kernels, attrs),
     )
     if key is not None:
         if len(_known) >= _MOST_KNOWN:

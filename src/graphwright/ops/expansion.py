@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -220,21 +221,23 @@ def _ends_in_place(made: Expansion) -> bool:
     )
 
 
-def expanded(row: Op, kernels: Backend) -> bool:
-    """Return True if a backend runs an op by its expansion, because it has no kernel for the op."""
-    return row.expand is not None and row.view is None and not kernels.has_kernel(row.name)
+def expanded(row: Op, kernels: Backend, attrs: Attrs = MappingProxyType({})) -> bool:
+    """Return True if a backend runs an op by its expansion: it has no kernel for it, or the reference is asked for."""
+    if row.expand is None or row.view is not None:
+        return False
+    return attrs.get("algorithm") == "reference" or not kernels.has_kernel(row.name)
 
 
 def workspace(row: Op, kernels: Backend, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
     """Return the specs of the scratch buffers that an op needs besides its results."""
-    if expanded(row, kernels):
+    if expanded(row, kernels, attrs):
         return _planned(row, kernels, ins, attrs).slots
     return kernels.workspace(row.name, outs, ins, attrs)
 
 
 def needs(row: Op, kernels: Backend, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
     """Return the host requirements, such as operand values, of an op's kernel or of all kernels of its expansion."""
-    if not expanded(row, kernels):
+    if not expanded(row, kernels, attrs):
         return kernels.needs(row.name, outs, ins, attrs)
     made, reads, asked = expansion(row, ins, attrs, kernels), set[int](), []
     for step in (s for s in made.steps if s.row.view is None):
@@ -253,7 +256,7 @@ def bind(
     row: Op, kernels: Backend, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray]
 ) -> list[Call]:
     """Bind an op's kernel, or those of its expansion, to arrays; `work`: the scratch buffers listed by `workspace`."""
-    if not expanded(row, kernels):
+    if not expanded(row, kernels, attrs):
         return kernels.bind(row.name, outs, ins, attrs, work)
     planned = _planned(row, kernels, [a.spec for a in ins], attrs)
     return _bound(planned, row, kernels, outs, ins, work)

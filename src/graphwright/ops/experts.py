@@ -15,6 +15,7 @@ from graphwright.array.dtype import bool_, float32, int64
 from graphwright.array.formulas.experts import FIRST, LIMIT, SLOPE, Expert, experts_of, group_width
 from graphwright.array.sizes import product as size_product
 from graphwright.array.spec import Spec
+from graphwright.array.vm.encode import experts as forms
 from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops.attributes import Attr, StaticSize
 from graphwright.ops.axes import Atom, AxesUse, chain, product
@@ -42,7 +43,7 @@ class Dispatch(Row):
 
     arity, attrs, vjp, results = 1, {"experts": Attr(StaticSize)}, None, ("offsets", "rows", "pairs")
     traits = Traits(contiguous=(0,), fixed=(0,), routes=True)
-    why, emit = {"vjp": "the results are integers"}, "dispatch({0}, {experts})"
+    why, emit, vm = {"vjp": "the results are integers"}, "dispatch({0}, {experts})", forms.DISPATCH
     cost = lambda ins, outs, attrs: Cost(4 * ins[0].size, 2 * ins[0].nbytes, sum(o.nbytes for o in outs))
 
     def infer(choice, experts):
@@ -96,6 +97,7 @@ _ATTRS = {
     "kind": Attr(Literal["gated", "mlp", "oai"], "gated"),
     "act": Attr(Literal["silu", "relu", "tanh", "sigmoid", "gelu", "gelu_tanh"], "silu"),
     "bias": Attr(bool, False),
+    "algorithm": Attr(Literal["auto", "sorted", "dense", "gather", "reference"], "auto"),
 }
 
 
@@ -269,11 +271,11 @@ class ExpertMlp(Row):
     arity, attrs = (FIRST + 2, None), _ATTRS
     saves = Saves(every=True)
     traits = Traits(amp="low", fixed=(1, 2, 3, 4), contiguous=(0, 1, 2, 3, 4), mixture=True)
-    emit, torch_module = _emit, TorchModule("Experts", _module_args)
+    emit, torch_module, vm = _emit, TorchModule("Experts", _module_args), forms.EXPERTS
     groups = lambda attrs: (FIRST, group_width(attrs))
     sample = _sample
 
-    def infer(x, offsets, rows, pairs, weights, *matrices, kind, act, bias):
+    def infer(x, offsets, rows, pairs, weights, *matrices, kind, bias, **attrs):
         _check(x, offsets, rows, pairs, weights, *matrices, kind=kind, bias=bias)
         return x
 
@@ -337,7 +339,7 @@ class ExpertMlpBackward(Backward):
         None,
         Traits(backward_of="expert_mlp", amp="low", fixed=(2, 3, 4, 5), contiguous=(0, 1, 2, 3, 4, 5), opaque=True),
     )
-    why = {"vjp": "opaque: where a gradient may be needed the expansion runs"}
+    why, vm = {"vjp": "opaque: where a gradient may be needed the expansion runs"}, forms.EXPERTS_BACKWARD
 
     def infer(g, *ins, wanted, **attrs):
         _check(*ins, **attrs)
@@ -415,9 +417,9 @@ class ExpertProbe(Row):
     traits = Traits(amp="promote", fixed=(2, 3, 4), contiguous=(0, 1, 2, 3, 4))
     why = {"vjp": "a measurement of gradients", "emit": "exported models are not trained there"}
     why |= {"onnx": "exported models are not trained there"}
-    groups = lambda attrs: (PROBED, group_width(attrs))
+    groups, vm = lambda attrs: (PROBED, group_width(attrs)), forms.EXPERT_PROBE
 
-    def infer(x, g, offsets, rows, pairs, *matrices, kind, act, bias):
+    def infer(x, g, offsets, rows, pairs, *matrices, kind, bias, **attrs):
         _check(x, offsets, rows, pairs, x, *matrices, kind=kind, bias=bias)
         one_dtype(x, g)
         if g.shape != x.shape:

@@ -7,6 +7,7 @@ from math import inf, prod
 from graphwright.array.dtype import bool_, int64
 from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import elementwise as forms
+from graphwright.array.vm.encode import experts as router
 from graphwright.errors import ShapeError
 from graphwright.ops.attributes import Attr, AxisList, StaticSize
 from graphwright.ops.axes import Atom, AxesRule, AxesUse, Dims, along_axis, axes_of, axis_of, others, spliced
@@ -362,7 +363,7 @@ class TopK(_Ordered):
     """The k largest (or smallest) entries along an axis, in order, and their indices; ties by ascending index."""
 
     attrs = {"k": Attr(StaticSize), "axis": Attr(int, -1), "largest": Attr(bool, True)}
-    onnx = lambda u: _onnx_topk(u, u.axis(u.attrs["axis"]), u.ints(u.attrs["k"]), u.attrs["largest"])
+    onnx, vm = lambda u: _onnx_topk(u, u.axis(u.attrs["axis"]), u.ints(u.attrs["k"]), u.attrs["largest"]), router.TOPK
 
     def infer(x, k, axis, largest):
         at = axis_of(axis, len(x.shape))

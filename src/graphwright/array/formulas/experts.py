@@ -9,6 +9,11 @@ FIRST = 5
 """Index of the first operand of `expert_mlp` that belongs to an expert."""
 FIRST_HEAD, HEAD_WIDTH = 6, 4
 """Index of the first operand of `routed_attention` that belongs to a head, and the operands of one head: q, k, v, o."""
+KINDS = ("mlp", "gated", "oai")
+ACTS = ("silu", "relu", "tanh", "sigmoid", "gelu", "gelu_tanh")
+"""Values of the attributes `kind` and `act` of `expert_mlp`."""
+LEAST, MOST, GATHERED = 64, 256, 4
+"""The least and the most pairs of a chunk of the algorithm `sorted`, and those of `gather`."""
 LIMIT, SLOPE = 7.0, 1.702
 """The clamp of a gpt-oss expert, and the factor in its sigmoid."""
 
@@ -38,3 +43,34 @@ def experts_of(operands: Sequence[Any], attrs: Mapping[str, Any]) -> list[Expert
         pairs = [(m, b) for m, b in zip(group[::2], group[1::2], strict=True)] if bias else [(m, None) for m in group]
         found.append(Expert(*(t for pair in [(None, None)] * (3 - len(pairs)) + pairs for t in pair)))
     return found
+
+
+def chunk_size(pairs: int, low: bool, algorithm: str) -> int:
+    """Return how many pairs of a token and an expert, of `pairs` in all, are multiplied at once.
+
+    In 16 bits (`low`) all of them: gradients of chunks are not added up.
+    """
+    if algorithm == "gather" and not low:
+        return GATHERED
+    return max(pairs, 1) if low else min(max(pairs // 16, LEAST), MOST)
+
+
+ALGORITHMS = ("sorted", "dense", "gather", "reference")
+"""Values of the attribute `algorithm` other than "auto"."""
+
+
+class Choice(NamedTuple):
+    """The algorithm of an op, and the reason for it."""
+
+    algorithm: str
+    why: str
+
+
+def algorithm_of(x: Any, rows: Any, matrices: Sequence[Any], attrs: Mapping[str, Any]) -> Choice:
+    """Return how an op runs experts on x [N, C] and runs of tokens; all arguments have the fields `shape` and `dtype`.
+
+    It depends on shapes, dtypes and attributes alone.
+    """
+    if attrs["algorithm"] != "auto":
+        return Choice(attrs["algorithm"], "as asked for")
+    return Choice("sorted", "default")

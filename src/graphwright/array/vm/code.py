@@ -46,7 +46,7 @@ Code = IntEnum("Code", [
     "ROWS_F32", "ROWS_BF16", "ROWS_I8", "PANELS_BF16", "PANELS_I8", "ATTEND_CACHED", "KV_APPEND", "KV_SCATTER",
     "SAMPLE_TOKEN",
     # mixtures of experts
-    "DISPATCH", "EXPERTS", "EXPERTS_BACKWARD", "EXPERT_PROBE",
+    "TOPK", "DISPATCH", "EXPERT_RUNS", "EXPERTS", "EXPERTS_BACKWARD", "EXPERT_PROBE",
     # control
     "LOOP", "SHARED",
 ], start=0)  # fmt: skip
@@ -59,6 +59,12 @@ UPDATES = frozenset(
 )
 """Optimizer steps: an instruction whose word 1 counts parameters, followed by half a row for each of them."""
 
+WORKERS = frozenset({Code.EXPERTS, Code.EXPERTS_BACKWARD, Code.EXPERT_PROBE})
+"""Opcodes of which several workers run the same instruction; words 2 to 4: number of the worker, nanoseconds of all
+together, how many workers may run.
+"""
+EXPERT_TABLE, EXPERT_CELLS, EXPERT_COUNTERS = 24, 20, 2
+"""Mixtures: the word of the table where the experts begin, the words of each, the counters before those of experts."""
 UNIFORM, BERNOULLI, DROPOUT = range(3)
 """Kinds of NOISE instructions."""
 STORED: dict[int, int] = {Code.ROWS_F32: 4, Code.ROWS_BF16: 2, Code.ROWS_I8: 1, Code.PANELS_BF16: 2, Code.PANELS_I8: 1}

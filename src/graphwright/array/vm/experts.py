@@ -1,16 +1,21 @@
 """Mixtures of experts: tokens grouped by expert, and the sum of their experts' results with its gradient, in float32.
 
-The tokens of one expert are gathered in tiles, which `products.gemm` multiplies, and the results are added to the rows
-of their tokens. Tiles follow one another in the order of the experts, so the sum of a token has a fixed order.
+An op is two instructions. EXPERT_RUNS, followed by a table, checks the runs of tokens and clears the results; then
+workers share chunks of the pairs of a token and an expert. A worker claims the next chunk; for each of its experts it
+gathers the tokens (a tile) and multiplies them, in work of its own. What chunks add to the same numbers, they add in
+order: a worker waits for its turn. So the results do not depend on the number of threads. Small tiles and weights in
+bfloat16 are multiplied by the products of stored weights of `products.py`, in which no weight is packed.
 
-Words of EXPERTS, EXPERTS_BACKWARD and EXPERT_PROBE: 1 tokens N, 2 width C, 3 tokens of a tile, 4 experts E, 5 kind (an
-index in `KINDS`), 6 activation (an index in `ACTS`), 7 entries R of rows and of pairs, 8 entries of the weights, 9 x,
-10 offsets, 11 rows, 12 pairs, 13 weights, 14 the result or the gradient of x (0: not wanted), 15 gradient of the
-result, 16 gradient of the weights (0: not wanted). For EXPERT_PROBE 13 is 0 (all weights are 1), 14 is the gain of each
-entry of the weights, and 16 its surprise. Words 17 to 24 are the addresses of work of one tile, [tile, C] x, g, o, then
-[tile, I] a, v, s, h, t. From word 32 on, `EXPERT_CELLS` words for each expert: I, then for gate, up and down six words:
-address of the matrix (0: no gate), bytes per row and per column, address of its bias (0: none), and the addresses of
-the gradients of both (0: not wanted).
+A worker's words: 1 rows of code back to EXPERT_RUNS, and those of `WORKERS`.
+The words of EXPERT_RUNS: 1 rows of the table after it, 2 opcode of the workers. The words of the table: 0 tokens N,
+1 width C, 2 pairs of a chunk, 3 experts E, 4 kind (an index in `KINDS`), 5 activation (an index in `ACTS`), 6 entries R
+of rows and of pairs, 7 entries of the weights, 8 x, 9 offsets, 10 rows, 11 pairs, 12 weights (0: all are 1), 13 the
+result, the gradient of x (0: not wanted) or the gain of each entry of the weights, 14 gradient of the result, 15
+gradient of the weights (0: not wanted) or the surprise of each entry, 16 counters, 17 work of worker 0, 18 bytes of a
+worker's work, 19 the team or 0, 20 the largest I, 21 nanoseconds of a chunk. Counters: the next chunk, the chunk whose
+turn it is, and for each expert how many of its tiles are done. From word 24 on, `EXPERT_CELLS` words for each expert:
+I, bytes of a weight, then for gate, up and down six words: address of the matrix (0: no gate), bytes per row and per
+column, address of its bias (0: none), and the addresses of the gradients of both (0: not wanted).
 """
 
 from __future__ import annotations
@@ -19,20 +24,19 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.array.formulas.experts import LIMIT, SLOPE
+from graphwright.array.formulas.experts import KINDS, LIMIT, SLOPE
 from graphwright.array.vm import vector as vec
-from graphwright.array.vm.code import Code
+from graphwright.array.vm.code import BYTES, EXPERT_CELLS, EXPERT_COUNTERS, EXPERT_TABLE, FEW, STRIPS, ZEROS, Code
 from graphwright.array.vm.elementwise import F, cell, loop
 from graphwright.array.vm.math import formulas, native, tanh
-from graphwright.array.vm.products import gemm
+from graphwright.array.vm.products import gemm, many_bf16, rows_bf16, rows_f32
+from graphwright.array.vm.sharing import LOOKS, fetch_add, nap, read, write
 
-KINDS = ("mlp", "gated", "oai")
-ACTS = ("silu", "relu", "tanh", "sigmoid", "gelu", "gelu_tanh")
-TABLE, EXPERT_CELLS = 32, 20
-"""The word at which the experts begin, and the words of each."""
 _MLP, _OAI = KINDS.index("mlp"), KINDS.index("oai")
-_GATE, _UP, _DOWN = 1, 7, 13
+_GATE, _UP, _DOWN = 2, 8, 14  # words of an expert where those of its matrices begin
 _LIMIT, _SLOPE = F(LIMIT), F(SLOPE)
+LITTLE = 8
+"""The most tokens of a tile for which no weight is packed."""
 
 
 @loop(Code.DISPATCH)
@@ -82,22 +86,87 @@ def _chosen(choice: Any, mask: Any, columns: Any, i: Any) -> Any:
 
 
 @native
-def _invalid(row: Any) -> Any:
+def _invalid(table: Any) -> Any:
     """Return whether offsets do not ascend from 0 to at most R, or rows or pairs are out of range."""
-    offsets, rows, pairs = cell(row, 10), cell(row, 11), cell(row, 12)
+    offsets, rows, pairs = cell(table, 9), cell(table, 10), cell(table, 11)
     last = vec.load_i64(offsets)
     if last != 0:
         return True
-    for e in range(cell(row, 4)):
+    for e in range(cell(table, 3)):
         end = vec.load_i64(offsets + 8 * (e + 1))
-        if end < last or end > cell(row, 7):
+        if end < last or end > cell(table, 6):
             return True
         last = end
     for i in range(last):
         n, p = vec.load_i64(rows + 8 * i), vec.load_i64(pairs + 8 * i)
-        if n < 0 or n >= cell(row, 1) or p < 0 or p >= cell(row, 8):
+        if n < 0 or n >= cell(table, 0) or p < 0 or p >= cell(table, 7):
             return True
     return False
+
+
+@loop(Code.EXPERT_RUNS)
+def expert_runs(row: Any) -> Any:
+    """Clear what tiles are added to and the counters, and skip the table; -1 if an index is out of range."""
+    table = row + BYTES
+    if _invalid(table):
+        return -1
+    result, marks, op = cell(table, 13), cell(table, 15), cell(row, 2)
+    if result:
+        _zero(result, cell(table, 7) if op == Code.EXPERT_PROBE else cell(table, 0) * cell(table, 1))
+    if marks:
+        _zero(marks, cell(table, 7))
+    for i in range(EXPERT_COUNTERS + cell(table, 3)):
+        vec.store_i64(cell(table, 16) + 8 * i, 0)
+    return cell(row, 1)
+
+
+@native
+def _claimed(table: Any) -> Any:
+    """Claim the next chunk of pairs; return (its number, its first pair, the pair after its last, whether it is the
+    last one). A number of -1 means that none is left.
+    """
+    total, size = vec.load_i64(cell(table, 9) + 8 * cell(table, 3)), cell(table, 2)
+    chunks = max((total + size - 1) // size, 1)
+    i = fetch_add(cell(table, 16), 1)
+    return i if i < chunks else -1, i * size, min((i + 1) * size, total), i == chunks - 1
+
+
+@native
+def _tile(table: Any, e: Any, begin: Any, end: Any) -> Any:
+    """Return the first pair of expert e in a chunk, how many there are, and in which of its chunks this is."""
+    start = vec.load_i64(cell(table, 9) + 8 * e)
+    first = max(start, begin)
+    m = min(vec.load_i64(cell(table, 9) + 8 * (e + 1)), end) - first
+    return first, m, begin // cell(table, 2) - start // cell(table, 2)
+
+
+@native
+def _first_expert(table: Any, begin: Any) -> Any:
+    """Return the first expert that has a pair from `begin` on, or is empty and begins there or later."""
+    offsets, e = cell(table, 9), 0
+    while e < cell(table, 3):
+        start, stop = vec.load_i64(offsets + 8 * e), vec.load_i64(offsets + 8 * (e + 1))
+        if stop > begin or (start == stop and start >= begin):
+            break
+        e += 1
+    return e
+
+
+@native
+def _before_end(table: Any, e: Any, end: Any, last: Any) -> Any:
+    """Return whether expert e begins before the end of a chunk; after the last chunk there are only empty ones."""
+    return e < cell(table, 3) and (last or vec.load_i64(cell(table, 9) + 8 * e) < end)
+
+
+@native
+def _await(table: Any, at: Any, value: Any) -> None:
+    """Wait until the counter at address `at` is `value`: look for a while, then sleep between looks."""
+    looks, naps, team = 0, 0, cell(table, 19)
+    while read(at) != value:
+        if looks < LOOKS or team == 0:
+            looks += 1
+        else:
+            naps = nap(team, naps, cell(table, 21))
 
 
 @native
@@ -164,24 +233,40 @@ def _dot(x: Any, y: Any, width: Any) -> Any:
 
 
 @native
-def _linear(x: Any, columns: Any, matrix: Any, out: Any, width: Any, m: Any, scratch: Any) -> None:
+def _linear(x: Any, columns: Any, matrix: Any, size: Any, out: Any, width: Any, m: Any, scratch: Any) -> None:
     """out [m, width] = x [m, columns]·Wᵀ + b, for the matrix whose words begin at address `matrix`."""
-    gemm(
-        x, 4 * columns, 4, cell(matrix, 0), cell(matrix, 2), cell(matrix, 1), out, 4 * width,
-        m, width, columns, cell(matrix, 3), 0, scratch,
-    )  # fmt: skip
+    w, by_row, by_column, bias = cell(matrix, 0), cell(matrix, 1), cell(matrix, 2), cell(matrix, 3)
+    if size == 2:
+        if m <= FEW and 4 * m * (columns + 31) <= STRIPS - ZEROS:
+            rows_bf16(w, width, columns, bias, x, 4 * columns, out, 4 * width, m, scratch)
+        else:
+            many_bf16(w, width, columns, bias, x, 4 * columns, out, 4 * width, m, scratch)
+    elif m <= LITTLE and by_column == 4 and by_row == 4 * columns:
+        rows_f32(w, width, columns, bias, x, 4 * columns, out, 4 * width, m, scratch)
+    else:
+        gemm(x, 4 * columns, 4, w, by_column, by_row, out, 4 * width, m, width, columns, bias, 0, scratch)
 
 
 @native
-def _hidden(row: Any, expert: Any, m: Any, scratch: Any) -> None:
+def _work(table: Any, worker: Any) -> Any:
+    """Return the addresses of a worker's work: [tile, C] x, g and o, then [tile, I] a, v, s, h and t."""
+    size, c, inner = cell(table, 2), cell(table, 1), cell(table, 20)
+    x = cell(table, 17) + worker * cell(table, 18)
+    a, step = x + 12 * size * c, 4 * size * inner
+    return x, x + 4 * size * c, x + 8 * size * c, a, a + step, a + 2 * step, a + 3 * step, a + 4 * step
+
+
+@native
+def _hidden(table: Any, expert: Any, m: Any, work: Any, scratch: Any) -> None:
     """Compute a, v, s = act(a) (oai: the sigmoid) and the hidden layer h of the m gathered tokens."""
-    c, kind, act, inner = cell(row, 2), cell(row, 5), cell(row, 6), vec.load_i64(expert)
-    x, a, v, s, h = cell(row, 17), cell(row, 20), cell(row, 21), cell(row, 22), cell(row, 23)
-    _linear(x, c, expert + 8 * _UP, v, inner, m, scratch)
+    c, kind, act, inner = cell(table, 1), cell(table, 4), cell(table, 5), vec.load_i64(expert)
+    x, _, _, a, v, s, h, _ = work
+    size = cell(expert, 1)
+    _linear(x, c, expert + 8 * _UP, size, v, inner, m, scratch)
     if kind == _MLP:
         a = v
     else:
-        _linear(x, c, expert + 8 * _GATE, a, inner, m, scratch)
+        _linear(x, c, expert + 8 * _GATE, size, a, inner, m, scratch)
     count = m * inner
     for i in range(0, count, 16):
         mask = vec.first(count - i)
@@ -197,30 +282,39 @@ def _hidden(row: Any, expert: Any, m: Any, scratch: Any) -> None:
         vec.store_first(h + 4 * i, q, mask)
 
 
+@native
+def _table(row: Any) -> Any:
+    """Return the address of the table that a worker's instruction refers to."""
+    return row + BYTES * (1 - cell(row, 1))
+
+
 @loop(Code.EXPERTS)
-def experts(row: Any, scratch: Any) -> Any:
-    """Sum the experts' results for each token; -1 if an index is out of range."""
-    if _invalid(row):
-        return -1
-    n, c, tile, count = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
-    x, offsets, rows, pairs, weights, out = (
-        cell(row, 9), cell(row, 10), cell(row, 11), cell(row, 12), cell(row, 13), cell(row, 14)
-    )  # fmt: skip
-    given, made, h = cell(row, 17), cell(row, 19), cell(row, 23)
+def experts(row: Any, scratch: Any) -> None:
+    """Add the results of each chunk to the rows of its tokens."""
+    table = _table(row)
+    c, x, out, weights = cell(table, 1), cell(table, 8), cell(table, 13), cell(table, 12)
+    rows, pairs, turn = cell(table, 10), cell(table, 11), cell(table, 16) + 8
+    work = _work(table, cell(row, 2))
+    given, made, h = work[0], work[2], work[6]
     _zero(scratch, 32)
-    _zero(out, n * c)
-    for e in range(count):
-        expert = row + 8 * (TABLE + EXPERT_CELLS * e)
-        end = vec.load_i64(offsets + 8 * (e + 1))
-        for at in range(vec.load_i64(offsets + 8 * e), end, tile):
-            m = min(tile, end - at)
-            _gathered(x, rows + 8 * at, m, c, given)
-            _hidden(row, expert, m, scratch)
-            _linear(h, vec.load_i64(expert), expert + 8 * _DOWN, made, c, m, scratch)
-            for i in range(m):
-                token, pair = vec.load_i64(rows + 8 * (at + i)), vec.load_i64(pairs + 8 * (at + i))
-                _add_at(out + 4 * c * token, made + 4 * c * i, c, vec.load_f32(weights + 4 * pair))
-    return 0
+    while True:
+        number, begin, end, last = _claimed(table)
+        if number < 0:
+            return
+        e = _first_expert(table, begin)
+        while _before_end(table, e, end, last):
+            expert, (first, m, _) = table + 8 * (EXPERT_TABLE + EXPERT_CELLS * e), _tile(table, e, begin, end)
+            if m > 0:
+                _gathered(x, rows + 8 * first, m, c, given)
+                _hidden(table, expert, m, work, scratch)
+                to = made + 4 * c * (first - begin)
+                _linear(h, cell(expert, 0), expert + 8 * _DOWN, cell(expert, 1), to, c, m, scratch)
+            e += 1
+        _await(table, turn, number)
+        for i in range(begin, end):
+            share = vec.load_f32(weights + 4 * vec.load_i64(pairs + 8 * i))
+            _add_at(out + 4 * c * vec.load_i64(rows + 8 * i), made + 4 * c * (i - begin), c, share)
+        write(turn, number + 1)
 
 
 @native
@@ -245,14 +339,14 @@ def _gradients(
 
 
 @native
-def _hidden_slopes(row: Any, inner: Any, at: Any, m: Any) -> None:
+def _hidden_slopes(table: Any, inner: Any, pairs: Any, m: Any, work: Any) -> None:
     """From the gradient t of h for weight 1, compute that of a (in t; none for mlp) and of v (in h; for mlp in t)."""
-    kind, act, pairs, weights = cell(row, 5), cell(row, 6), cell(row, 12), cell(row, 13)
-    a, v, s, h, t = cell(row, 20), cell(row, 21), cell(row, 22), cell(row, 23), cell(row, 24)
+    kind, act, weights = cell(table, 4), cell(table, 5), cell(table, 12)
+    _, _, _, a, v, s, h, t = work
     if kind == _MLP:
         a = v
     for i in range(m):
-        share = vec.splat(vec.load_f32(weights + 4 * vec.load_i64(pairs + 8 * (at + i))) if weights else F(1.0))
+        share = vec.splat(vec.load_f32(weights + 4 * vec.load_i64(pairs + 8 * i)) if weights else F(1.0))
         for j in range(inner * i, inner * (i + 1), 16):
             mask = vec.first(inner * (i + 1) - j)
             p, q = vec.load_first(a + 4 * j, mask), vec.load_first(v + 4 * j, mask)
@@ -272,8 +366,18 @@ def _hidden_slopes(row: Any, inner: Any, at: Any, m: Any) -> None:
 
 
 @native
-def _zero_gradients(expert: Any, inner: Any, c: Any) -> None:
+def _before(y: Any, high: Any, matrix: Any, out: Any, wide: Any, m: Any, init: Any, scratch: Any) -> None:
+    """out [m, wide] = init + y [m, high]·W, for the matrix whose words begin at address `matrix`."""
+    gemm(
+        y, 4 * high, 4, cell(matrix, 0), cell(matrix, 1), cell(matrix, 2), out, 4 * wide,
+        m, wide, high, init, 4 * wide if init else 0, scratch,
+    )  # fmt: skip
+
+
+@native
+def _zero_gradients(expert: Any, c: Any) -> None:
     """Fill the gradients of an expert without tokens."""
+    inner = cell(expert, 0)
     for start in (_GATE, _UP, _DOWN):
         matrix, high = expert + 8 * start, c if start == _DOWN else inner
         if cell(matrix, 4):
@@ -283,104 +387,114 @@ def _zero_gradients(expert: Any, inner: Any, c: Any) -> None:
 
 
 @loop(Code.EXPERTS_BACKWARD)
-def experts_backward(row: Any, scratch: Any) -> Any:
-    """Compute the gradients of all operands that are wanted; -1 if an index is out of range."""
-    if _invalid(row):
-        return -1
-    n, c, tile, count, kind = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5)
-    x, offsets, rows, pairs, weights = cell(row, 9), cell(row, 10), cell(row, 11), cell(row, 12), cell(row, 13)
-    dx, g, shares = cell(row, 14), cell(row, 15), cell(row, 16)
-    given, back, made, h, t = cell(row, 17), cell(row, 18), cell(row, 19), cell(row, 23), cell(row, 24)
+def experts_backward(row: Any, scratch: Any) -> None:
+    """Compute the gradients of all operands that are wanted."""
+    table = _table(row)
+    c, rows, dx, counters = cell(table, 1), cell(table, 10), cell(table, 13), cell(table, 16)
+    work = _work(table, cell(row, 2))
     _zero(scratch, 32)
+    while True:
+        number, begin, end, last = _claimed(table)
+        if number < 0:
+            return
+        e = stop = _first_expert(table, begin)
+        while _before_end(table, stop, end, last):
+            stop += 1
+        while stop > e:  # the last one first: the next chunk, which may have the rest of its tokens, waits for it
+            stop -= 1
+            first, m, at = _tile(table, stop, begin, end)
+            if m > 0:
+                _tile_backward(table, stop, first, m, at, work, work[2] + 4 * c * (first - begin), scratch)
+            else:
+                _zero_gradients(table + 8 * (EXPERT_TABLE + EXPERT_CELLS * stop), c)
+        _await(table, counters + 8, number)
+        if dx:
+            for i in range(begin, end):
+                _add_at(dx + 4 * c * vec.load_i64(rows + 8 * i), work[2] + 4 * c * (i - begin), c, F(1.0))
+        write(counters + 8, number + 1)
+
+
+@native
+def _tile_backward(table: Any, e: Any, first: Any, m: Any, at: Any, work: Any, made: Any, scratch: Any) -> None:
+    """Add a tile's gradients to those of the matrices, and store those of its weights and, at `made`, of its tokens."""
+    c, kind, x, weights = cell(table, 1), cell(table, 4), cell(table, 8), cell(table, 12)
+    dx, g, shares = cell(table, 13), cell(table, 14), cell(table, 15)
+    rows, pairs = cell(table, 10) + 8 * first, cell(table, 11) + 8 * first
+    given, back, _, _, _, _, h, t = work
+    expert = table + 8 * (EXPERT_TABLE + EXPERT_CELLS * e)
+    gate, up, down, inner = expert + 8 * _GATE, expert + 8 * _UP, expert + 8 * _DOWN, cell(expert, 0)
+    dv, turn = t if kind == _MLP else h, cell(table, 16) + 8 * (EXPERT_COUNTERS + e)
+    _gathered(x, rows, m, c, given)
+    _gathered(g, rows, m, c, back)
+    _hidden(table, expert, m, work, scratch)
+    _before(back, c, down, t, inner, m, 0, scratch)
+    for i in range(m):
+        pair, line = vec.load_i64(pairs + 8 * i), back + 4 * c * i
+        if shares:
+            slope = _dot(h + 4 * inner * i, t + 4 * inner * i, inner)
+            if cell(down, 3):
+                slope += _dot(line, cell(down, 3), c)
+            vec.store_f32(shares + 4 * pair, slope)
+        share = vec.splat(vec.load_f32(weights + 4 * pair))
+        for j in range(0, c, 16):
+            mask = vec.first(c - j)
+            vec.store_first(line + 4 * j, vec.load_first(line + 4 * j, mask) * share, mask)
+    _await(table, turn, at)
+    _gradients(down, back, c, h, inner, m, at == 0, scratch)
+    _hidden_slopes(table, inner, pairs, m, work)
+    _gradients(up, dv, inner, given, c, m, at == 0, scratch)
+    if kind != _MLP:
+        _gradients(gate, t, inner, given, c, m, at == 0, scratch)
+    write(turn, at + 1)
     if dx:
-        _zero(dx, n * c)
-    if shares:
-        _zero(shares, cell(row, 8))
-    for e in range(count):
-        expert = row + 8 * (TABLE + EXPERT_CELLS * e)
-        gate, up, down, inner = expert + 8 * _GATE, expert + 8 * _UP, expert + 8 * _DOWN, vec.load_i64(expert)
-        start, end = vec.load_i64(offsets + 8 * e), vec.load_i64(offsets + 8 * (e + 1))
-        if start == end:
-            _zero_gradients(expert, inner, c)
-        for at in range(start, end, tile):
-            m = min(tile, end - at)
-            _gathered(x, rows + 8 * at, m, c, given)
-            _gathered(g, rows + 8 * at, m, c, back)
-            _hidden(row, expert, m, scratch)
-            gemm(
-                back, 4 * c, 4, cell(down, 0), cell(down, 1), cell(down, 2), t, 4 * inner,
-                m, inner, c, 0, 0, scratch,
-            )  # fmt: skip
-            for i in range(m):
-                pair, line = vec.load_i64(pairs + 8 * (at + i)), back + 4 * c * i
-                if shares:
-                    slope = _dot(h + 4 * inner * i, t + 4 * inner * i, inner)
-                    if cell(down, 3):
-                        slope += _dot(line, cell(down, 3), c)
-                    vec.store_f32(shares + 4 * pair, slope)
-                share = vec.splat(vec.load_f32(weights + 4 * pair))
-                for j in range(0, c, 16):
-                    mask = vec.first(c - j)
-                    vec.store_first(line + 4 * j, vec.load_first(line + 4 * j, mask) * share, mask)
-            _gradients(down, back, c, h, inner, m, at == start, scratch)
-            _hidden_slopes(row, inner, at, m)
-            dv = t if kind == _MLP else h
-            _gradients(up, dv, inner, given, c, m, at == start, scratch)
-            if dx:
-                gemm(
-                    dv, 4 * inner, 4, cell(up, 0), cell(up, 1), cell(up, 2), made, 4 * c, m, c, inner, 0, 0, scratch
-                )  # fmt: skip
-            if kind != _MLP:
-                _gradients(gate, t, inner, given, c, m, at == start, scratch)
-                if dx:
-                    gemm(
-                        t, 4 * inner, 4, cell(gate, 0), cell(gate, 1), cell(gate, 2), made, 4 * c,
-                        m, c, inner, made, 4 * c, scratch,
-                    )  # fmt: skip
-            if dx:
-                for i in range(m):
-                    _add_at(dx + 4 * c * vec.load_i64(rows + 8 * (at + i)), made + 4 * c * i, c, F(1.0))
-    return 0
+        _before(dv, inner, up, made, c, m, 0, scratch)
+        if kind != _MLP:
+            _before(t, inner, gate, made, c, m, made, scratch)
 
 
 @loop(Code.EXPERT_PROBE)
-def expert_probe(row: Any, scratch: Any) -> Any:
-    """Compute the gain and the surprise of each pair; -1 if an index is out of range."""
-    if _invalid(row):
-        return -1
-    c, tile, count, kind = cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5)
-    x, offsets, rows, pairs, gain = cell(row, 9), cell(row, 10), cell(row, 11), cell(row, 12), cell(row, 14)
-    g, surprise = cell(row, 15), cell(row, 16)
-    given, back, made, h, t = cell(row, 17), cell(row, 18), cell(row, 19), cell(row, 23), cell(row, 24)
+def expert_probe(row: Any, scratch: Any) -> None:
+    """Compute the gain and the surprise of each pair."""
+    table = _table(row)
+    work = _work(table, cell(row, 2))
     _zero(scratch, 32)
-    _zero(gain, cell(row, 8))
-    _zero(surprise, cell(row, 8))
-    for e in range(count):
-        expert = row + 8 * (TABLE + EXPERT_CELLS * e)
-        down, inner, end = expert + 8 * _DOWN, vec.load_i64(expert), vec.load_i64(offsets + 8 * (e + 1))
-        one = F(1.0) if cell(down, 3) else F(0.0)
-        for at in range(vec.load_i64(offsets + 8 * e), end, tile):
-            m = min(tile, end - at)
-            _gathered(x, rows + 8 * at, m, c, given)
-            _gathered(g, rows + 8 * at, m, c, back)
-            _hidden(row, expert, m, scratch)
-            _linear(h, inner, down, made, c, m, scratch)
-            gemm(
-                back, 4 * c, 4, cell(down, 0), cell(down, 1), cell(down, 2), t, 4 * inner,
-                m, inner, c, 0, 0, scratch,
-            )  # fmt: skip
-            for i in range(m):
-                pair, line, hidden = vec.load_i64(pairs + 8 * (at + i)), back + 4 * c * i, h + 4 * inner * i
-                vec.store_f32(gain + 4 * pair, -_dot(made + 4 * c * i, line, c))
-                first = _dot(line, line, c) * (_dot(hidden, hidden, inner) + one)
-                vec.store_f32(surprise + 4 * pair, first)
-            _hidden_slopes(row, inner, at, m)
-            for i in range(m):
-                to, token = surprise + 4 * vec.load_i64(pairs + 8 * (at + i)), given + 4 * c * i
-                dv, da = h + 4 * inner * i, t + 4 * inner * i
-                slopes = _dot(da, da, inner)
-                if kind != _MLP:
-                    slopes += _dot(dv, dv, inner)
-                second = (_dot(token, token, c) + one) * slopes
-                vec.store_f32(to, F(np.sqrt(vec.load_f32(to) + second)))
-    return 0
+    while True:
+        number, begin, end, last = _claimed(table)
+        if number < 0:
+            return
+        e = _first_expert(table, begin)
+        while _before_end(table, e, end, last):
+            first, m, _ = _tile(table, e, begin, end)
+            if m > 0:
+                _probe_tile(table, e, first, m, work, scratch)
+            e += 1
+
+
+@native
+def _probe_tile(table: Any, e: Any, first: Any, m: Any, work: Any, scratch: Any) -> None:
+    c, kind, x, gain = cell(table, 1), cell(table, 4), cell(table, 8), cell(table, 13)
+    g, surprise = cell(table, 14), cell(table, 15)
+    rows, pairs = cell(table, 10) + 8 * first, cell(table, 11) + 8 * first
+    given, back, made, _, _, _, h, t = work
+    expert = table + 8 * (EXPERT_TABLE + EXPERT_CELLS * e)
+    down, inner = expert + 8 * _DOWN, cell(expert, 0)
+    one = F(1.0) if cell(down, 3) else F(0.0)
+    _gathered(x, rows, m, c, given)
+    _gathered(g, rows, m, c, back)
+    _hidden(table, expert, m, work, scratch)
+    _linear(h, inner, down, cell(expert, 1), made, c, m, scratch)
+    _before(back, c, down, t, inner, m, 0, scratch)
+    for i in range(m):
+        pair, line, hidden = vec.load_i64(pairs + 8 * i), back + 4 * c * i, h + 4 * inner * i
+        vec.store_f32(gain + 4 * pair, -_dot(made + 4 * c * i, line, c))
+        square = _dot(line, line, c) * (_dot(hidden, hidden, inner) + one)
+        vec.store_f32(surprise + 4 * pair, square)
+    _hidden_slopes(table, inner, pairs, m, work)
+    for i in range(m):
+        to, token = surprise + 4 * vec.load_i64(pairs + 8 * i), given + 4 * c * i
+        dv, da = h + 4 * inner * i, t + 4 * inner * i
+        slopes = _dot(da, da, inner)
+        if kind != _MLP:
+            slopes += _dot(dv, dv, inner)
+        second = (_dot(token, token, c) + one) * slopes
+        vec.store_f32(to, F(np.sqrt(vec.load_f32(to) + second)))

@@ -16,6 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from graphwright import native
 from graphwright.array import formulas
 from graphwright.array.vm import attention, experts, optimizers, rows, sampling  # noqa: F401 (enter their loops)
 from graphwright.array.vm import sharing as at
@@ -167,8 +168,8 @@ def source() -> int:
     return source_hash(*_sources())
 
 
-def _sources() -> tuple[Path, Path]:
-    return Path(__file__).parent, Path(formulas.__file__).parent
+def _sources() -> tuple[Path, ...]:
+    return Path(__file__).parent, Path(formulas.__file__).parent, Path(native.__file__)
 
 
 class Machine(NamedTuple):

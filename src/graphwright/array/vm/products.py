@@ -351,16 +351,17 @@ def _cells(row: Any) -> Any:
     return w, n, k, bias, x, cell(row, 6), cell(row, 7), cell(row, 8), cell(row, 9)
 
 
-def _few_rows(code: Code, low: Any, high: Any, read_first: Any, size: Any) -> None:
-    """Register a loop for opcode `code`: stored weights of `size` bytes times few rows of x.
+def _few_rows(code: Code, low: Any, high: Any, read_first: Any, size: Any) -> Any:
+    """Return a function for stored weights of `size` bytes times few rows of x, the loop of opcode `code`.
 
     `low` and `high` each load 16 of 32 weights, `read_first(address, mask)` loads fewer.
     """
     one, four, two = _dots(low, high, read_first, size)
 
-    @loop(code)
-    def run(row: Any, scratch: Any) -> None:
-        w, n, k, bias, plain, gap, y, sy, tokens = _cells(row)
+    @native
+    def run(
+        w: Any, n: Any, k: Any, bias: Any, plain: Any, gap: Any, y: Any, sy: Any, tokens: Any, scratch: Any
+    ) -> None:
         x, sx = plain, gap
         if size == 2:
             x, sx = scratch + ZEROS, 4 * k
@@ -383,9 +384,16 @@ def _few_rows(code: Code, low: Any, high: Any, read_first: Any, size: Any) -> No
             if t < tokens:
                 vec.store_f32(y + t * sy + 4 * r, one(at, x + t * sx, plain + t * gap, k) + start)
 
+    @loop(code)
+    def entry(row: Any, scratch: Any) -> None:
+        w, n, k, bias, plain, gap, y, sy, tokens = _cells(row)
+        run(w, n, k, bias, plain, gap, y, sy, tokens, scratch)
 
-_few_rows(Code.ROWS_F32, vec.load, native(lambda w: vec.load(w + 64)), vec.load_first, 4)
-_few_rows(Code.ROWS_BF16, narrow.evens_bf16, narrow.odds_bf16, narrow.load_first_bf16, 2)
+    return run
+
+
+rows_f32 = _few_rows(Code.ROWS_F32, vec.load, native(lambda w: vec.load(w + 64)), vec.load_first, 4)
+rows_bf16 = _few_rows(Code.ROWS_BF16, narrow.evens_bf16, narrow.odds_bf16, narrow.load_first_bf16, 2)
 
 
 _MOST, _LEAST = 32767.0, 1e-30
@@ -508,22 +516,36 @@ def _dequantised(w: Any, k: Any, panel: Any, terms: Any, columns: Any, scales: A
                 vec.store(target + 4 * PANEL * t, vec.load(target + 4 * PANEL * t) * scale)
 
 
-@loop(Code.PANELS_BF16, Code.PANELS_I8)
-def panels(row: Any, scratch: Any) -> None:
-    """Multiply many rows of x by bfloat16 or int8 weights.
-
-    Words: 1 w, 2 its rows, 3 k, 4 bias or 0, 5 x, 6 its stride, 7 y, 8 its stride, 9 rows of x, 10 scales (int8 only).
-    """
-    (w, n, k, bias, x, sx, y, sy, tokens), quantised = _cells(row), cell(row, 0) == Code.PANELS_I8
+@native
+def _many_rows(
+    w: Any, n: Any, k: Any, bias: Any, x: Any, sx: Any, y: Any, sy: Any, tokens: Any, quantised: Any, all_scales: Any,
+    scratch: Any,
+) -> None:  # fmt: skip
     panel, groups = scratch + ZEROS, (k + GROUP - 1) // GROUP
     for k0 in range(0, k, DEPTH):
         terms = min(DEPTH, k - k0)
         for r in range(0, n, PANEL):
             columns = min(PANEL, n - r)
             if quantised:
-                scales = cell(row, 10) + 4 * (r * groups + k0 // GROUP)
+                scales = all_scales + 4 * (r * groups + k0 // GROUP)
                 _dequantised(w + r * k + k0, k, panel, terms, columns, scales, groups)
             else:
                 _widened(w + 2 * (r * k + k0), k, panel, terms, columns)
             init, step = (y + 4 * r, sy) if k0 else (bias + 4 * r if bias else scratch, 0)
             tiles(x + 4 * k0, sx, sx, 4, panel, 4 * PANEL, y + 4 * r, sy, tokens, terms, columns, init, step)
+
+
+@native
+def many_bf16(w: Any, n: Any, k: Any, bias: Any, x: Any, sx: Any, y: Any, sy: Any, tokens: Any, scratch: Any) -> None:
+    """Multiply many rows of x by bfloat16 weights."""
+    _many_rows(w, n, k, bias, x, sx, y, sy, tokens, False, 0, scratch)
+
+
+@loop(Code.PANELS_BF16, Code.PANELS_I8)
+def panels(row: Any, scratch: Any) -> None:
+    """Multiply many rows of x by bfloat16 or int8 weights.
+
+    Words: 1 w, 2 its rows, 3 k, 4 bias or 0, 5 x, 6 its stride, 7 y, 8 its stride, 9 rows of x, 10 scales (int8 only).
+    """
+    w, n, k, bias, x, sx, y, sy, tokens = _cells(row)
+    _many_rows(w, n, k, bias, x, sx, y, sy, tokens, cell(row, 0) == Code.PANELS_I8, cell(row, 10), scratch)

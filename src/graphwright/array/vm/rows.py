@@ -396,3 +396,41 @@ def rope_table(row: Any) -> None:
             vec.store_first(sin + 4 * i, s * scale, mask)
         cos += 4 * half
         sin += 4 * half
+
+
+@loop(Code.TOPK)
+def topk(row: Any) -> None:
+    """Find the k largest entries of each row, in descending order, and their indices; ties by ascending index.
+
+    Words: 1 rows, 2 columns, 3 values, 4 their bytes per row, 5 bytes per row of the indices, 6 x, 7 its bytes per
+    row, 8 indices (int64), 9 k. NaN counts as the largest number.
+    """
+    rows, n, values, x, ids, k = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 6), cell(row, 8), cell(row, 9)
+    for _ in range(rows):
+        found, worst = 0, F(0.0)
+        for i in range(0, n, 16):
+            v = vec.load_first(x + 4 * i, vec.first(n - i))
+            if found == k and vec.largest(vec.select(v <= vec.splat(worst), 0.0, 1.0)) == F(0.0):
+                continue
+            for j in range(i, min(i + 16, n)):
+                one = vec.load_f32(x + 4 * j)
+                if found < k:
+                    at = found
+                    found += 1
+                elif _above(one, worst):
+                    at = k - 1
+                else:
+                    continue
+                while at > 0 and _above(one, vec.load_f32(values + 4 * (at - 1))):
+                    vec.store_f32(values + 4 * at, vec.load_f32(values + 4 * (at - 1)))
+                    vec.store_i64(ids + 8 * at, vec.load_i64(ids + 8 * (at - 1)))
+                    at -= 1
+                vec.store_f32(values + 4 * at, one)
+                vec.store_i64(ids + 8 * at, j)
+                worst = vec.load_f32(values + 4 * (found - 1))
+        values, x, ids = values + cell(row, 4), x + cell(row, 7), ids + cell(row, 5)
+
+
+@native
+def _above(x: Any, y: Any) -> Any:
+    return x > y or (x != x and y == y)

@@ -79,7 +79,7 @@ asked = define("asked", i64, (i64, i64), _asked)
 """Call void *(void *) at an address."""
 
 
-_LOOKS = 20_000  # some 20 us
+LOOKS = 20_000  # some 20 us
 _NAP = 20  # us; Linux adds 50
 _PATIENCE = 10  # naps; a time slice of another process takes twice as long or more
 _MOST_ALONE = 256
@@ -124,21 +124,27 @@ def share(team: Any, row: Any, threads: Any) -> Any:
 
 
 @native
-def finish(team: Any, row: Any) -> Any:
-    """Wait for the tickets that helper threads have begun; return the address of an instruction that failed, or 0.
+def nap(team: Any, naps: Any, expected: Any) -> Any:
+    """Sleep for a moment in a wait for a task of `expected` nanoseconds; return how often the wait has slept.
 
-    After a wait much longer than a ticket takes, the next instructions are not offered, four for each nap.
+    After a wait much longer than that, the next instructions are not offered, four for each nap.
     """
+    called(vec.load_i64(team + 8 * USLEEP), _NAP)
+    if naps >= _PATIENCE + expected // 20_000:
+        vec.store_i64(team + 8 * ALONE, min(4 * naps, _MOST_ALONE))
+    return naps + 1
+
+
+@native
+def finish(team: Any, row: Any) -> Any:
+    """Wait for the tickets that helper threads have begun; return the address of an instruction that failed, or 0."""
     looks, naps = 0, 0
     while read(team + 8 * DONE) < cell(row, 1):
-        if looks < _LOOKS:
+        if looks < LOOKS:
             looks += 1
         else:
-            called(vec.load_i64(team + 8 * USLEEP), _NAP)
-            naps += 1
+            naps = nap(team, naps, cell(row, 3))
     write(team + 8 * WORD, 0)
-    if naps > _PATIENCE + cell(row, 3) // 20_000:
-        vec.store_i64(team + 8 * ALONE, min(4 * naps, _MOST_ALONE))
     wrong = vec.load_i64(team + 8 * WRONG)
     write(team + 8 * OWNER, 0)
     return wrong
@@ -147,7 +153,7 @@ def finish(team: Any, row: Any) -> Any:
 @native
 def wait(team: Any, helper: Any) -> None:
     """Block helper thread number `helper` until there may be a ticket for it: spin, then wait on the semaphore."""
-    for _ in range(_LOOKS):
+    for _ in range(LOOKS):
         if _open(team) and helper <= read(team + 8 * ALLOWED):
             return
     fetch_add(team + 8 * ASLEEP, 1)

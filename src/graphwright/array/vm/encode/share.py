@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graphwright.array.vm.code import CELLS, FEW, GROUP, LOCAL, STORED, UNARY, UPDATES, Code
+from graphwright.array.vm.code import CELLS, FEW, GROUP, LOCAL, STORED, UNARY, UPDATES, WORKERS, Code
 from graphwright.array.vm.encode import operands as vm
 
 SPLIT_FROM = 100_000
@@ -58,6 +58,7 @@ _WALKS: dict[int, _Walk] = {
     Code.RMS_NORM: _Walk(_TWO, ns=0.2),
     Code.LAYER_NORM: _Walk(_ONE, ns=0.3),
     Code.NOISE: _Walk((), ns=1.0),
+    Code.TOPK: _Walk(((3, 4), (6, 7), (8, 5)), ns=0.5),
     Code.COPY_AXES: _Walk(((5, 6), (9, 10)), ns=0.15, counts=(1, 2, 3, 4)),
     Code.GATHER_ROWS: _Walk(((3, 4),), ((8, 8),), ns=0.15),
     Code.ADD_ROWS: _Walk((), ns=0.2),
@@ -138,7 +139,7 @@ def units(rows: Sequence[vm.Row]) -> Iterator[list[vm.Row]]:
     while i < len(rows):
         row = rows[i]
         more = _TABLES.get(row[0], 0)
-        if row[0] == Code.LOOP:
+        if row[0] in (Code.LOOP, Code.EXPERT_RUNS):
             more = row[1]
         elif row[0] in UPDATES:
             more = (row[1] + 1) // 2
@@ -163,6 +164,10 @@ def _nanoseconds(unit: list[vm.Row]) -> float:
         return row[2] * each / (120 if row[11] else 60)
     if row[0] == Code.PRODUCT:
         return 20 + row[9] * row[10] * row[11] / 60
+    if row[0] in WORKERS:
+        return row[3]
+    if row[0] == Code.DISPATCH:
+        return 20 + row[1] * row[2] * 5
     if row[0] == Code.SAMPLE_TOKEN:  # as if a random draw is needed
         return 20 + row[1] * row[2] * 3
     walk = _WALKS.get(row[0])
@@ -189,6 +194,8 @@ def _parts(unit: list[vm.Row], count: int) -> list[list[vm.Row]]:
         return [[part] for part in _product(row, count)]
     if row[0] in STORED:
         return _stored(row, count)
+    if row[0] in WORKERS:
+        return [[_moved(row, 2, w, [(1, w + 1)])] for w in range(row[4])] if row[4] > 1 else [unit]
     walk = _WALKS.get(row[0])
     if walk is not None and walk.rows and row[1] >= min(count, 8):
         steps = [(a, row[stride]) for a, stride in walk.rows] + list(walk.fixed)
