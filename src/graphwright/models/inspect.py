@@ -199,7 +199,7 @@ def _readers(p: Program, node: NodeId, narrow: bool) -> list[tuple[NodeId, Spec]
     for reader in p.consumers(node):
         if traits(p.op(reader)).casts:
             for user in p.consumers(reader):
-                stored = narrow and p.spec(node).dtype is bfloat16 and bool(get(p.op(user)).traits.narrow)
+                stored = narrow and p.spec(node).dtype is bfloat16 and get(p.op(user)).narrow is not None
                 found.append((user, p.spec(node if stored else reader)))
         else:
             found.append((reader, p.spec(node)))

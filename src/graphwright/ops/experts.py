@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from graphwright.array.dtype import bool_, float32, int64
-from graphwright.array.formulas.experts import FIRST, LIMIT, SLOPE, Expert, experts_of, group_width
+from graphwright.array.formulas.experts import FIRST, LIMIT, SLOPE, Expert, algorithm_of, experts_of, group_width
 from graphwright.array.sizes import product as size_product
 from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import experts as forms
@@ -21,7 +21,7 @@ from graphwright.ops.attributes import Attr, StaticSize
 from graphwright.ops.axes import Atom, AxesUse, chain, product
 from graphwright.ops.call import as_dtype, call
 from graphwright.ops.emit import Source, TorchModule
-from graphwright.ops.registry import Cost, Row, Saves, Traits, get, op
+from graphwright.ops.registry import Algorithms, Cost, Row, Saves, Traits, get, op
 from graphwright.ops.rules import Backward, equal_dim, floating, one_dtype
 
 ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -91,6 +91,22 @@ class Dispatch(Row):
         pairs = product(*choice)
         u.result_ranges[1], u.result_ranges[2] = choice[0], pairs
         return [(chain(Atom(1), experts),), (pairs,), (pairs,)]
+
+
+IN_VM = frozenset({"sorted", "gather"})
+"""The algorithms of which the VM has code."""
+
+
+def _narrow(ins: Sequence[Spec], attrs: Mapping[str, Any]) -> list[int]:
+    """Return the matrices, if the VM's code reads them."""
+    in_vm = algorithm_of(ins[0], ins[2], ins[FIRST:], attrs).algorithm in IN_VM
+    return [i for i in range(FIRST, len(ins)) if len(ins[i].shape) == 2] if in_vm else []
+
+
+def _algorithms(first: int, rows: int) -> Algorithms:
+    """Return the algorithms of an op whose operands are x (at `first`), ..., rows (at `rows`), ..., matrices."""
+    matrices = first + FIRST
+    return Algorithms("experts", lambda ins, attrs: algorithm_of(ins[first], ins[rows], ins[matrices:], attrs))
 
 
 _ATTRS = {
@@ -266,13 +282,16 @@ class ExpertMlp(Row):
     expert gate [I, C], up [I, C] and down [C, I], each followed by its bias if `bias` is set. I may differ. f(x) =
     down(act(gate x) ⊙ up x) for `gated`, down(act(up x)) without a gate for `mlp`, and for `oai` (gpt-oss) down((1 +
     clamp(up x, ±7)) ⊙ g σ(1.702 g)) with g = min(gate x, 7). The sum is in float32 or wider.
+
+    Algorithms: `sorted` multiplies the tokens of each expert, gathered; `gather` few of them at a time, without packing
+    a matrix; `dense` all tokens by all experts; `reference` is the expansion. "auto": see `algorithm_of`.
     """
 
     arity, attrs = (FIRST + 2, None), _ATTRS
     saves = Saves(every=True)
     traits = Traits(amp="low", fixed=(1, 2, 3, 4), contiguous=(0, 1, 2, 3, 4), mixture=True)
     emit, torch_module, vm = _emit, TorchModule("Experts", _module_args), forms.EXPERTS
-    groups = lambda attrs: (FIRST, group_width(attrs))
+    groups, narrow, algorithms = lambda attrs: (FIRST, group_width(attrs)), _narrow, _algorithms(0, 2)
     sample = _sample
 
     def infer(x, offsets, rows, pairs, weights, *matrices, kind, bias, **attrs):
@@ -333,7 +352,7 @@ class ExpertMlpBackward(Backward):
     Inner activations are computed again. A matrix of an expert without tokens gets zeros.
     """
 
-    arity = (FIRST + 3, None)
+    arity, algorithms = (FIRST + 3, None), _algorithms(1, 3)
     attrs = {**_ATTRS, "wanted": Attr(tuple[StaticSize, ...])}
     vjp, traits = (
         None,
@@ -414,6 +433,7 @@ class ExpertProbe(Row):
     """
 
     arity, attrs, vjp, results = (PROBED + 2, None), _ATTRS, None, ("surprise", "gain")
+    algorithms = _algorithms(0, 3)
     traits = Traits(amp="promote", fixed=(2, 3, 4), contiguous=(0, 1, 2, 3, 4))
     why = {"vjp": "a measurement of gradients", "emit": "exported models are not trained there"}
     why |= {"onnx": "exported models are not trained there"}

@@ -105,7 +105,8 @@ class Linear(_Product):
     """x · wᵀ (+ b): x [..., in], w [out, in], b [out]."""
 
     arity, saves, emit, vm = (2, 3), Saves(inputs=(0, 1)), "F.linear({all})", forms.LINEAR
-    traits = Traits(contracts="out_in", matrix=1, linear_in=(0,), addend=2, narrow=(1,))
+    traits = Traits(contracts="out_in", matrix=1, linear_in=(0,), addend=2)
+    narrow = lambda ins, attrs: (1,)
     torch_module = TorchModule(
         "nn.Linear", lambda ins, a: (*ins[1].shape[::-1], len(ins) > 2), {1: "weight", 2: "bias"}
     )

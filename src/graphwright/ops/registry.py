@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from graphwright.array.backend import torch_functions
 from graphwright.array.layout import Layout
@@ -22,6 +22,7 @@ from graphwright.ops.axes import broadcast
 from graphwright.ops.onnx import same_operands
 
 if TYPE_CHECKING:
+    from graphwright.array.formulas.experts import Choice
     from graphwright.array.vm.encode.operands import VmForm
     from graphwright.ops.axes import AxesRule
     from graphwright.ops.emit import Emit, TorchModule
@@ -94,7 +95,6 @@ class Traits:
     # index of an optional operand that is added to the result, one entry per entry of the last axis (of axis 1 for a
     # convolution)
     addend: int | None = None
-    narrow: tuple[int, ...] = ()  # indices of operands that the VM can also read as bfloat16
     backward_of: str = ""  # the op whose gradient this op computes; "" for every other op
     training_only: bool = False  # acts in training alone: for inference, its readers read operand 0
     # the op that replaces it for inference, with the same operands and those attributes that the op has
@@ -143,6 +143,22 @@ class Traits:
     gradient_scale: str | float | None = None
 
 
+class Algorithms(NamedTuple):
+    """The ways to compute an op.
+
+    Attributes:
+        option: the option of `program.compile` that forces one.
+        choose: specs of the operands and attributes -> the algorithm and the reason; it depends on nothing else.
+    """
+
+    option: str
+    choose: Callable[[Sequence[Spec], Attrs], Choice]
+
+    def forced(self, attrs: Attrs, name: str) -> Attrs:
+        """Return attributes with the algorithm `name`, where they leave it open."""
+        return {**attrs, "algorithm": name} if attrs["algorithm"] == "auto" != name else attrs
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
     """The definition of an op: one entry of the table."""
@@ -183,6 +199,9 @@ class Op:
     aten: str | None = None
     # how the VM runs the op; see `array.vm.encode`. None where only another kernel, or the expansion, can
     vm: VmForm | None = None
+    # specs of the operands and attributes -> indices of the matrices that the VM can also read as bfloat16
+    narrow: Callable[[Sequence[Spec], Attrs], Sequence[int]] | None = None
+    algorithms: Algorithms | None = None  # of an op whose attribute `algorithm` names one, or is "auto"
     operands: tuple[str, ...] = ()  # names of the operands in generated functions
     # method, functional: names of the generated Tensor method and `nn.functional` function
     method: str | None = None

@@ -46,7 +46,7 @@ def explain(plan: Plan, ref: NodeId | Value | str) -> str:
         at = plan.instrs.index(i)
         choice = plan.choices[at]
         reason, runs = f" ({i.why})" if i.why else "", choice.executor + (f", {choice.why}" if choice.why else "")
-        lines.append(f"  instr {at}: {i.op}{reason} on {runs}")
+        lines.append(f"  instr {at}: {i.op}{reason} on {runs}{_algorithm(plan, i)}")
         lines += [f"  operand {index}: {text}" for index, s in enumerate(i.ins) if (text := _folded_copy(plan, s))]
     made = [i for i in plan.folds.values() if i.node == node]
     lines += [f"  {text}" for i in made if (text := _folded_copy(plan, i.outs[0]))]
@@ -58,6 +58,14 @@ def explain(plan: Plan, ref: NodeId | Value | str) -> str:
     if edit := last_edit(plan, path):
         lines.append(f"  edited: {edit}")
     return "\n".join(lines)
+
+
+def _algorithm(plan: Plan, i: Instr) -> str:
+    """Return the algorithm of an instruction and the reason for it, or "" for an op that has one."""
+    if (ways := get(i.op).algorithms) is None:
+        return ""
+    name, why = ways.choose([plan.slots[s].spec for s in i.ins], i.attrs)
+    return f", algorithm {name}: {why}"
 
 
 def _folded_copy(plan: Plan, slot: int) -> str:

@@ -8,13 +8,20 @@ from difflib import get_close_matches
 from typing import Any, TypedDict, Unpack
 
 from graphwright.array import CPU, Device
+from graphwright.array.formulas.experts import ALGORITHMS
 from graphwright.errors import UsageError, check_type
 from graphwright.settings import Range
 from graphwright.signatures import keywords
 
 VM, ATEN, CAPTURE = "vm", "aten", "capture"
 _EXECUTORS = ("auto", VM, ATEN, CAPTURE)
-CHOICES = {"rewrites": ("none", "exact", "fast"), "layout": ("reuse", "naive"), "executor": _EXECUTORS}
+_EXPERTS = ("auto", *ALGORITHMS)
+CHOICES = {
+    "experts": _EXPERTS,
+    "rewrites": ("none", "exact", "fast"),
+    "layout": ("reuse", "naive"),
+    "executor": _EXECUTORS,
+}
 
 
 def refuse_string(option: str, names: object) -> None:
@@ -39,6 +46,8 @@ class CompileOptions:
         executor: "auto" (the VM where it is faster; on a device with graphs, captured graphs), "aten", "vm" (every op
             with a VM form runs on the VM) or "capture" (captured graphs of the device). On the VM, exp, tanh etc. have
             errors up to 2.5 ulp, and sums another order.
+        experts: how mixtures of experts run: "sorted" (the tokens of each expert are gathered), "dense" (all tokens
+            through all experts), "gather" (few pairs, as in decoding), "reference" (other ops), or "auto" (by a table).
         deterministic: give the bits of `program.run`, which runs node by node: "auto" then means "aten" on the CPU.
         device: device of the plan. Weights that it only reads are copied there once; weights that it writes move there.
         remat: maximum bytes of the arena; values are recomputed until it fits.
@@ -50,6 +59,7 @@ class CompileOptions:
     layout: str = "reuse"
     watch: tuple[str, ...] = ()
     executor: str = "auto"
+    experts: str = "auto"
     deterministic: bool = False
     device: Device = CPU
     remat: int | None = None
@@ -93,6 +103,7 @@ class CompileKeywords(TypedDict, total=False):
     layout: str
     watch: Sequence[str]
     executor: str
+    experts: str
     deterministic: bool
     device: Device | str
     remat: int | None

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from vm_forms import view
 
 from graphwright.array import NDArray, from_numpy
 from graphwright.array.cpu import experts as kernels
 from graphwright.array.cpu.by_vm import by_vm
 from graphwright.array.cpu.kernel import KERNELS
+from graphwright.array.vm.encode.experts import EXPERTS
 from graphwright.array.vm.machine import part
 from graphwright.ops import OPS, compute
 from graphwright.ops.experts import ACTIVATIONS
@@ -121,12 +123,16 @@ def test_dispatch_of_ids_and_masks_has_the_order_of_aten() -> None:
 
 def test_bits_depend_on_neither_the_run_nor_the_number_of_threads() -> None:
     rng = np.random.default_rng(1)
-    ins = operands(rng, chosen(rng, 300, 6, 2), 48, (64,) * 6)
-    g = from_numpy(rng.normal(size=(300, 48)).astype("f4"))
+    ids = chosen(rng, 700, 9, 2)
+    ids[:400] = (0, 3)  # experts with many chunks
+    ins = operands(rng, ids, 48, (64,) * 9)
+    g = from_numpy(rng.normal(size=(700, 48)).astype("f4"))
     attrs, threads, seen = {"kind": "gated", "act": "silu", "bias": False}, torch.get_num_threads(), set()
+    work = EXPERTS.workspace([view(ins[0])], [view(a) for a in ins], OPS["expert_mlp"].complete(attrs))
+    assert threads < 2 or work[0].shape[0] > 1, "long enough for several workers"
     try:
         for i in range(20):
-            torch.set_num_threads(1 + i % 2)
+            torch.set_num_threads(1 + i % 3)
             seen.add(b"".join(a.tobytes() for a in results(ins, g, attrs)))
     finally:
         torch.set_num_threads(threads)

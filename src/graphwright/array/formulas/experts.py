@@ -66,6 +66,14 @@ class Choice(NamedTuple):
     why: str
 
 
+FEW_PAIRS, FEW_EACH = 64, 8
+"""Pairs in all, and on average for one expert, up to which `gather` is the fastest in float32.
+
+Measured by `python -m benchmarks expert_algorithms`: above them `sorted` is. `dense` was never, not even if all experts
+are chosen.
+"""
+
+
 def algorithm_of(x: Any, rows: Any, matrices: Sequence[Any], attrs: Mapping[str, Any]) -> Choice:
     """Return how an op runs experts on x [N, C] and runs of tokens; all arguments have the fields `shape` and `dtype`.
 
@@ -73,4 +81,9 @@ def algorithm_of(x: Any, rows: Any, matrices: Sequence[Any], attrs: Mapping[str,
     """
     if attrs["algorithm"] != "auto":
         return Choice(attrs["algorithm"], "as asked for")
-    return Choice("sorted", "default")
+    pairs, experts = rows.shape[0], len(matrices) // group_width(attrs)
+    if not str(x.dtype).endswith("float32"):
+        return Choice("sorted", f"the fastest in {x.dtype}")
+    if pairs <= FEW_PAIRS and pairs <= FEW_EACH * experts:
+        return Choice("gather", f"the fastest for {pairs} pairs and {experts} experts")
+    return Choice("sorted", f"the fastest for {pairs} pairs and {experts} experts")

@@ -14,7 +14,7 @@ result, the gradient of x (0: not wanted) or the gain of each entry of the weigh
 gradient of the weights (0: not wanted) or the surprise of each entry, 16 counters, 17 work of worker 0, 18 bytes of a
 worker's work, 19 the team or 0, 20 the largest I, 21 nanoseconds of a chunk. Counters: the next chunk, the chunk whose
 turn it is, and for each expert how many of its tiles are done. From word 24 on, `EXPERT_CELLS` words for each expert:
-I, bytes of a weight, then for gate, up and down six words: address of the matrix (0: no gate), bytes per row and per
+I, an unused one, then for gate, up and down six words: address of the matrix (0: no gate), bytes per row and per
 column, address of its bias (0: none), and the addresses of the gradients of both (0: not wanted).
 """
 
@@ -233,10 +233,10 @@ def _dot(x: Any, y: Any, width: Any) -> Any:
 
 
 @native
-def _linear(x: Any, columns: Any, matrix: Any, size: Any, out: Any, width: Any, m: Any, scratch: Any) -> None:
+def _linear(x: Any, columns: Any, matrix: Any, out: Any, width: Any, m: Any, scratch: Any) -> None:
     """out [m, width] = x [m, columns]·Wᵀ + b, for the matrix whose words begin at address `matrix`."""
     w, by_row, by_column, bias = cell(matrix, 0), cell(matrix, 1), cell(matrix, 2), cell(matrix, 3)
-    if size == 2:
+    if by_column == 2:  # bfloat16
         if m <= FEW and 4 * m * (columns + 31) <= STRIPS - ZEROS:
             rows_bf16(w, width, columns, bias, x, 4 * columns, out, 4 * width, m, scratch)
         else:
@@ -261,12 +261,11 @@ def _hidden(table: Any, expert: Any, m: Any, work: Any, scratch: Any) -> None:
     """Compute a, v, s = act(a) (oai: the sigmoid) and the hidden layer h of the m gathered tokens."""
     c, kind, act, inner = cell(table, 1), cell(table, 4), cell(table, 5), vec.load_i64(expert)
     x, _, _, a, v, s, h, _ = work
-    size = cell(expert, 1)
-    _linear(x, c, expert + 8 * _UP, size, v, inner, m, scratch)
+    _linear(x, c, expert + 8 * _UP, v, inner, m, scratch)
     if kind == _MLP:
         a = v
     else:
-        _linear(x, c, expert + 8 * _GATE, size, a, inner, m, scratch)
+        _linear(x, c, expert + 8 * _GATE, a, inner, m, scratch)
     count = m * inner
     for i in range(0, count, 16):
         mask = vec.first(count - i)
@@ -308,7 +307,7 @@ def experts(row: Any, scratch: Any) -> None:
                 _gathered(x, rows + 8 * first, m, c, given)
                 _hidden(table, expert, m, work, scratch)
                 to = made + 4 * c * (first - begin)
-                _linear(h, cell(expert, 0), expert + 8 * _DOWN, cell(expert, 1), to, c, m, scratch)
+                _linear(h, cell(expert, 0), expert + 8 * _DOWN, to, c, m, scratch)
             e += 1
         _await(table, turn, number)
         for i in range(begin, end):
@@ -482,7 +481,7 @@ def _probe_tile(table: Any, e: Any, first: Any, m: Any, work: Any, scratch: Any)
     _gathered(x, rows, m, c, given)
     _gathered(g, rows, m, c, back)
     _hidden(table, expert, m, work, scratch)
-    _linear(h, inner, down, cell(expert, 1), made, c, m, scratch)
+    _linear(h, inner, down, made, c, m, scratch)
     _before(back, c, down, t, inner, m, 0, scratch)
     for i in range(m):
         pair, line, hidden = vec.load_i64(pairs + 8 * i), back + 4 * c * i, h + 4 * inner * i

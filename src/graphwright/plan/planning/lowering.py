@@ -17,7 +17,7 @@ from graphwright.array.backend import Backend, Needs
 from graphwright.array.layout import is_row_major, row_major
 from graphwright.array.spec import UnboundDim
 from graphwright.array.storage import changes
-from graphwright.array.vm.code import STORED
+from graphwright.array.vm.code import STORED, Code
 from graphwright.array.vm.encode.operands import View
 from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops import OPS, Op, expansion, get
@@ -33,6 +33,8 @@ FLOPS_LIMIT = 16_000_000
 """Floating-point operations above which ATen runs products and attention on cores without 64-byte vectors."""
 _PATIENCE = 3.0
 """Seconds that a bound call waits for the VM."""
+_ALWAYS = frozenset({*STORED, Code.EXPERT_RUNS})
+"""Opcodes of code that is bound by memory, or alone in reading weights in bfloat16, so that its size does not matter."""
 _DENSE = 16  # operations per byte above which an op is compute-bound
 
 
@@ -116,7 +118,9 @@ def _choose(instr: Instr, outs: Sequence[Slot], ins: Sequence[Slot], limited: bo
     code = form.rows([_view(s) for s in outs], [_view(s) for s in ins], instr.attrs)
     if code is None:
         return ExecutorChoice(ATEN, "no VM form for these dtypes or layouts")
-    if code and code[0][0] in STORED:  # bound by memory, or the only kernel that reads these weights
+    if code and (
+        code[0][0] in STORED or code[0][0] == Code.EXPERT_RUNS
+    ):  # bound by memory, or the only kernel that reads these weights
         return ExecutorChoice(VM)
     if limited and (why := _too_large(instr, [s.spec for s in (*ins, *outs)], wide)):
         return ExecutorChoice(ATEN, why)
@@ -279,7 +283,9 @@ class LoweringTable:
                     raise
                 found = Signature(op, content, specs, [], (), view)
             else:
-                narrow = any(dtypes[i] is not specs[0].dtype for i in op.traits.narrow)
+                read = [Spec(layout.shape, dtype) for dtype, layout in zip(dtypes, layouts, strict=True)]
+                may = op.narrow(read, record.attrs) if op.narrow is not None else ()
+                narrow = any(dtypes[i] is not specs[0].dtype for i in may)
                 operands = range(len(reads)) if narrow else op.row_major(len(reads))
                 copied = tuple([i for i in operands if not contiguous(layouts[i])])
                 found = Signature(op, content, specs, [self.packed(s) for s in specs], copied, None)

@@ -79,7 +79,7 @@ class PlanBuilder:
     ) -> None:
         self.tables = PlanTables(LoweringTable(options.chosen, options.device))
         self.program, self.dims, self.rules = p, dict(dims), tuple(rules)
-        self.freeze, self.device = options.freeze, options.device
+        self.options, self.freeze, self.device = options, options.freeze, options.device
         self.records: dict[NodeId, NodeRecord] = {}
         self.given_out: frozenset[Value] = frozenset()
         self.turn = self.visited = 0
@@ -215,6 +215,8 @@ class PlanBuilder:
         lowerings, shapes = self.tables.lowerings, self.tables.shapes
         if self.dims:
             lowerings.check_sizes(record, self.dims, shapes)
+        if (ways := OPS[record.op].algorithms) is not None:
+            record.attrs = ways.forced(record.attrs, getattr(self.options, ways.option))
         signature, reads = lowerings.signature(record, self.dims, shapes), record.reads
         op, record.specs, record.signature = signature.op, signature.specs, signature
         for apply in self._rules_for(record.op):

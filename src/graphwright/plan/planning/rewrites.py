@@ -125,7 +125,8 @@ def narrow_weight(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
     if builder.depends_on_frozen(record, op):  # folded outside of the VM
         return None
     slots = builder.tables.slots
-    for number in op.traits.narrow:
+    assert op.narrow is not None
+    for number in op.narrow([slots[s].spec for s in record.reads], record.attrs):
         wide = slots[record.reads[number]]
         before = builder.maker(wide.index)
         if before is None or before.op in KINDS or not get(before.op).traits.convert or wide.dtype is not float32:
@@ -150,7 +151,7 @@ FAST_RULES = (
     RewriteRule(zero_added, lambda op: op.traits.sums),
     RewriteRule(addend_into_product, lambda op: op.traits.sums),
 )
-NARROW_WEIGHT = RewriteRule(narrow_weight, lambda op: bool(op.traits.narrow))
+NARROW_WEIGHT = RewriteRule(narrow_weight, lambda op: op.narrow is not None)
 
 
 _DIGITS = {

@@ -89,41 +89,37 @@ def _encoded(
     """
     x, offsets, rows, pairs = runs
     found = gradients or {}
-    stored, read = {m.dtype for m in matrices if len(m.shape) == 2}, code == Code.EXPERTS
+    kinds = (float32, bfloat16) if code == Code.EXPERTS else (float32,)
     given = [t for t in (out, g, marks, weights) if t is not None]
     biases = [m for m in matrices if len(m.shape) == 1]
-    if (
-        not vm.all_f32(x, *given, *biases, *found.values())
-        or len(stored) != 1
-        or not all(t.packed for t in (*runs, *given, *biases, *found.values()))
-    ):
+    packed = [*runs, *given, *biases, *found.values(), *(m for m in matrices if m.dtype is bfloat16)]
+    if not vm.all_f32(x, *given, *biases, *found.values()) or not all(t.packed for t in packed):
         return None
-    (dtype,) = stored
+    if any(m.dtype not in kinds for m in matrices):
+        return None
     if algorithm_of(x, rows, matrices, attrs).algorithm not in _ALGORITHMS:
-        return None
-    if dtype is not float32 and not (dtype is bfloat16 and read and all(m.packed for m in matrices)):
         return None
     (buffer, counters), (chunk, inner) = work, _size(x, rows, matrices, attrs)
     experts, slots = experts_of(matrices, attrs), experts_of(range(len(matrices)), attrs)
     entries = pairs.size if marks is None and weights is None else next(t.size for t in (weights, marks) if t)
-    kinds = (KINDS.index(attrs["kind"]), ACTS.index(attrs["act"]))
-    cells = [*x.shape, chunk, len(experts), *kinds, rows.size, entries]
+    how = (KINDS.index(attrs["kind"]), ACTS.index(attrs["act"]))
+    cells = [*x.shape, chunk, len(experts), *how, rows.size, entries]
     cells += [_address(t) for t in (x, offsets, rows, pairs, weights, out, g, marks, counters, buffer)]
     cells += [4 * buffer.shape[1], _team()[1], inner, _nanoseconds(chunk, matrices, attrs, products)]
     cells += [0] * (EXPERT_TABLE - len(cells))
     for e, s in zip(experts, slots, strict=True):
-        cells += _cells(e, s, dtype.itemsize, found)
+        cells += _cells(e, s, found)
     table, estimate = vm.table_of(cells), _nanoseconds(rows.size, matrices, attrs, products)
     head = vm.row_of(Code.EXPERT_RUNS, len(table), int(code))
     return [head, *table, vm.row_of(code, 1 + len(table), 0, estimate, buffer.shape[0])]
 
 
-def _cells(e: Expert, slots: Expert, size: int, gradients: Mapping[int, vm.View]) -> list[int]:
+def _cells(e: Expert, slots: Expert, gradients: Mapping[int, vm.View]) -> list[int]:
     """Return the words of one expert; `slots` has the indices of its operands."""
-    cells: list[int] = [e.up.shape[0], size]
+    cells: list[int] = [e.up.shape[0], 0]
     for at in range(0, len(e), 2):
         matrix, bias = e[at : at + 2]
-        strides = (0, 0) if matrix is None else (size * s for s in matrix.strides)
+        strides = (0, 0) if matrix is None else (matrix.dtype.itemsize * s for s in matrix.strides)
         cells += [_address(matrix), *strides, _address(bias), *(_address(gradients.get(s)) for s in slots[at : at + 2])]
     return cells
 
