@@ -57,7 +57,10 @@ def _program(point: Point) -> tuple[gw.Program, dict[str, Any]]:
     w = b.input("w", (n, k), "float32")
     runs = b.dispatch(b.input("ids", (n, k), "int64"), experts=e)
     shapes = (("gate", (i, c)), ("up", (i, c)), ("down", (c, i)))
-    draw = lambda *shape: gw.tensor(rng.normal(size=shape).astype("f4") / 16).to(DTYPES[dtype]).data
+
+    def draw(*shape: int) -> Any:
+        return gw.tensor(rng.normal(size=shape).astype("f4") / 16).to(DTYPES[dtype]).data
+
     matrices = [b.param(f"e{j}.{name}", draw(*shape)) for j in range(e) for name, shape in shapes]
     b.output(b.sum(b.mul(b.expert_mlp(x, *runs, w, *matrices, name="y"), g), axes=(0, 1), keepdims=False), "loss")
     ids = np.argsort(rng.random((n, e)), axis=1)[:, :k].copy()

@@ -162,5 +162,5 @@ def test_memory_does_not_grow_with_tokens_times_experts() -> None:
 
 def test_an_unknown_algorithm_is_refused() -> None:
     p, feeds = program("gated", False, WIDTHS["even"], "float32")
-    with pytest.raises(UsageError, match="(?s)unknown experts 'dens'.*experts='dense'"):
+    with pytest.raises(UsageError, match=r"(?s)unknown experts 'dens'.*experts='dense'"):
         p.compile({n: v.shape for n, v in feeds.items()}, experts="dens")

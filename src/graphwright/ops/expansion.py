@@ -222,10 +222,11 @@ def _ends_in_place(made: Expansion) -> bool:
 
 
 def expanded(row: Op, kernels: Backend, attrs: Attrs = MappingProxyType({})) -> bool:
-    """Return True if a backend runs an op by its expansion: it has no kernel for it, or the reference is asked for."""
+    """Return True if a backend runs an op by its expansion: it has no kernel, or an algorithm is the expansion."""
     if row.expand is None or row.view is not None:
         return False
-    return attrs.get("algorithm") == "reference" or not kernels.has_kernel(row.name)
+    asked = row.algorithms is not None and attrs.get("algorithm") in row.algorithms.expands
+    return asked or not kernels.has_kernel(row.name)
 
 
 def workspace(row: Op, kernels: Backend, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:

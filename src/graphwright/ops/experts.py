@@ -12,7 +12,16 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from graphwright.array.dtype import bool_, float32, int64
-from graphwright.array.formulas.experts import FIRST, LIMIT, SLOPE, Expert, algorithm_of, experts_of, group_width
+from graphwright.array.formulas.experts import (
+    ALGORITHMS,
+    FIRST,
+    LIMIT,
+    SLOPE,
+    Expert,
+    algorithm_of,
+    experts_of,
+    group_width,
+)
 from graphwright.array.sizes import product as size_product
 from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import experts as forms
@@ -106,14 +115,15 @@ def _narrow(ins: Sequence[Spec], attrs: Mapping[str, Any]) -> list[int]:
 def _algorithms(first: int, rows: int) -> Algorithms:
     """Return the algorithms of an op whose operands are x (at `first`), ..., rows (at `rows`), ..., matrices."""
     matrices = first + FIRST
-    return Algorithms("experts", lambda ins, attrs: algorithm_of(ins[first], ins[rows], ins[matrices:], attrs))
+    choose = lambda ins, attrs: algorithm_of(ins[first], ins[rows], ins[matrices:], attrs)
+    return Algorithms("experts", ALGORITHMS, choose, expands=("reference",))
 
 
 _ATTRS = {
     "kind": Attr(Literal["gated", "mlp", "oai"], "gated"),
     "act": Attr(Literal["silu", "relu", "tanh", "sigmoid", "gelu", "gelu_tanh"], "silu"),
     "bias": Attr(bool, False),
-    "algorithm": Attr(Literal["auto", "sorted", "dense", "gather", "reference"], "auto"),
+    "algorithm": Attr(Literal["auto", *ALGORITHMS], "auto"),
 }
 
 

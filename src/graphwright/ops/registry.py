@@ -148,15 +148,19 @@ class Algorithms(NamedTuple):
 
     Attributes:
         option: the option of `program.compile` that forces one.
+        names: the values of the attribute `algorithm` besides "auto".
         choose: specs of the operands and attributes -> the algorithm and the reason; it depends on nothing else.
+        expands: those that are the op's expansion.
     """
 
     option: str
+    names: Sequence[str]
     choose: Callable[[Sequence[Spec], Attrs], Choice]
+    expands: Sequence[str]
 
     def forced(self, attrs: Attrs, name: str) -> Attrs:
-        """Return attributes with the algorithm `name`, where they leave it open."""
-        return {**attrs, "algorithm": name} if attrs["algorithm"] == "auto" != name else attrs
+        """Return attributes with the algorithm `name`, where they leave it open and the op has it."""
+        return {**attrs, "algorithm": name} if attrs["algorithm"] == "auto" and name in self.names else attrs
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -34,7 +34,7 @@ FLOPS_LIMIT = 16_000_000
 _PATIENCE = 3.0
 """Seconds that a bound call waits for the VM."""
 _ALWAYS = frozenset({*STORED, Code.EXPERT_RUNS})
-"""Opcodes of code that is bound by memory, or alone in reading weights in bfloat16, so that its size does not matter."""
+"""Opcodes of code that is never too large: it is bound by memory, or alone in reading these weights."""
 _DENSE = 16  # operations per byte above which an op is compute-bound
 
 
