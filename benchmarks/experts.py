@@ -1,4 +1,4 @@
-"""A routed layer beside torch's loop over experts, transformers' block in its three modes, and two dense products.
+"""A routed layer beside torch's loops over experts, `grouped_mm`, einsum, transformers' block, and two dense products.
 
 The routers have the same weights, so every form chooses the same experts; results are compared before they are timed.
 """
@@ -6,6 +6,7 @@ The routers have the same weights, so every form chooses the same experts; resul
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import graphwright as gw
 from benchmarks.harness import Figure, add_rounds, rounds
 from graphwright import nn
 
-PARTS = ("training", "wide", "decode")
+PARTS = ("training", "wide", "decode", "routing")
 MODES = ("eager", "batched_mm", "grouped_mm")
 Call = Callable[[], Any]
 
@@ -81,7 +82,12 @@ def _layers(experts: int, k: int, c: int, i: int) -> tuple[nn.MoE, dict[str, Any
         config._experts_implementation = mode
         blocks[f"transformers, {mode}"] = Qwen3MoeSparseMoeBlock(config)
         blocks[f"transformers, {mode}"].load_state_dict(stacked)
-    blocks["torch, loop over parameters"] = Loop(blocks[f"transformers, {MODES[0]}"])
+    first = blocks[f"transformers, {MODES[0]}"]
+    blocks["torch, loop over parameters"] = Loop(first)
+    blocks["torch, loop over unbind"] = Stacked(first, unbound)
+    blocks["torch, grouped_mm"] = Stacked(first, grouped)
+    if experts * c * 1024 * 4 <= EINSUM_BYTES:
+        blocks["torch, einsum over all"] = Stacked(first, einsum)
     return layer, blocks
 
 
@@ -105,6 +111,85 @@ class Loop(torch.nn.Module):
             made = torch.nn.functional.linear(torch.nn.functional.silu(a) * v, down)
             total.index_add_(0, rows, made * weights[rows, at, None])
         return total.view_as(x)
+
+
+EINSUM_BYTES = 1 << 26
+"""The most bytes of [N, E, C] for which the einsum is timed."""
+Mix = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Stacked(torch.nn.Module):
+    """The block with stacked matrices [E, 2I, C] and [E, C, I], mixed by a function of tokens, ids and weights."""
+
+    def __init__(self, block: torch.nn.Module, mix: Mix) -> None:
+        super().__init__()
+        self.gate, self.mix, experts = block.gate, mix, block.experts
+        self.up, self.down = (torch.nn.Parameter(w.detach().clone()) for w in (experts.gate_up_proj, experts.down_proj))  # type: ignore[union-attr]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.flatten(0, 1)
+        _, weights, chosen = self.gate(tokens)  # type: ignore[operator]
+        return self.mix(tokens, chosen, weights, self.up, self.down).view_as(x)
+
+
+def _gated(both: torch.Tensor) -> torch.Tensor:
+    a, v = both.chunk(2, dim=-1)
+    return torch.nn.functional.silu(a) * v
+
+
+def unbound(
+    x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    """Loop over experts; each stack is taken apart once, so that its gradient is put together once."""
+    total = torch.zeros_like(x)
+    for e, (one, other) in enumerate(zip(up.unbind(), down.unbind(), strict=True)):
+        rows, at = torch.where(chosen == e)
+        made = torch.nn.functional.linear(_gated(torch.nn.functional.linear(x[rows], one)), other)
+        total.index_add_(0, rows, made * weights[rows, at, None])
+    return total
+
+
+def grouped(
+    x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    """Sort the pairs by expert and multiply them by `grouped_mm`."""
+    flat = chosen.flatten()
+    order = flat.argsort(stable=True)
+    ends = torch.bincount(flat, minlength=len(up)).cumsum(0).to(torch.int32)
+    rows = order // chosen.shape[1]
+    hidden = _gated(torch.nn.functional.grouped_mm(x[rows], up.transpose(1, 2), offs=ends))
+    made = torch.nn.functional.grouped_mm(hidden, down.transpose(1, 2), offs=ends)
+    return torch.zeros_like(x).index_add(0, rows, made * weights.flatten()[order, None])
+
+
+def einsum(
+    x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    """Run every expert on every token, which takes memory for [N, E, C]."""
+    made = torch.einsum("nei,eci->nec", _gated(torch.einsum("nc,eic->nei", x, up)), down)
+    shares = torch.zeros(len(x), len(up)).scatter_add(1, chosen, weights)
+    return torch.einsum("nec,ne->nc", made, shares)
+
+
+def routing(n: int = 1024, c: int = 256, i: int = 32, experts: int = 64, k: int = 2) -> Figure:
+    """What choosing costs beside the experts themselves, forward: by top-k, and by thresholds that let k of E pass."""
+    figure = Figure("Cost of routing", f"{n} tokens, {experts} experts {c} -> {i} -> {c}, k = {k}, f32, forward")
+    x = np.random.default_rng(0).normal(size=(n, c)).astype("f4")
+    cosines = NormalDist(0, c**-0.5).inv_cdf(1 - k / experts)  # the quantile of those of random directions
+    for name in ("top-k", "thresholds"):
+        router = nn.TopKRouter(c, experts, k, seed=0) if name == "top-k" else nn.ThresholdRouter(c, experts, k)
+        layer = nn.MoE(c, i, experts, router=router, seed=0)
+        with gw.no_grad():
+            for path, p in layer.named_parameters():
+                if path.endswith("threshold"):
+                    p.fill_(float(np.arctanh(cosines)))
+        p = gw.trace(layer, x)
+        timings = p.compile({p.path(p.inputs()[0]): x}).profile({p.path(p.inputs()[0]): x}, n=31).timings
+        for part, of in (("router", [t for t in timings if t.op != "expert_mlp"]), ("experts", timings)):
+            some = [t for t in of if part == "router" or t.op == "expert_mlp"]
+            flops = sum(t.cost.flops for t in some)
+            figure.add(f"{name}: {part}", 1e6 * sum(t.seconds for t in some), "us", f"{flops / 1e6:.1f} MFLOP at most")
+    return figure
 
 
 def _without_gradients(block: torch.nn.Module, x: np.ndarray) -> torch.Tensor:
