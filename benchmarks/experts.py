@@ -121,14 +121,14 @@ Mix = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Te
 class Stacked(torch.nn.Module):
     """The block with stacked matrices [E, 2I, C] and [E, C, I], mixed by a function of tokens, ids and weights."""
 
-    def __init__(self, block: torch.nn.Module, mix: Mix) -> None:
+    def __init__(self, block: Any, mix: Mix) -> None:
         super().__init__()
         self.gate, self.mix, experts = block.gate, mix, block.experts
-        self.up, self.down = (torch.nn.Parameter(w.detach().clone()) for w in (experts.gate_up_proj, experts.down_proj))  # type: ignore[union-attr]
+        self.up, self.down = (torch.nn.Parameter(w.detach().clone()) for w in (experts.gate_up_proj, experts.down_proj))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = x.flatten(0, 1)
-        _, weights, chosen = self.gate(tokens)  # type: ignore[operator]
+        _, weights, chosen = self.gate(tokens)
         return self.mix(tokens, chosen, weights, self.up, self.down).view_as(x)
 
 

@@ -94,7 +94,7 @@ def test_an_algorithm_of_a_node_is_kept() -> None:
     assert "algorithm dense" in plan.explain("experts")
 
 
-def test_auto_is_a_function_of_shapes_and_says_why() -> None:
+def test_auto_is_a_function_of_shapes_with_a_reason() -> None:
     p, feeds = program("gated", False, WIDTHS["even"], "float32")
     shapes = {n: v.shape for n, v in feeds.items()}
     texts = {p.compile(shapes, outputs=["y"]).explain("experts") for _ in range(3)}

@@ -28,7 +28,7 @@ class NotAMixture(UsageError):
     """A program has no routed layer, or none of this name."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RoutedLayer:
     """One mixture of experts in a program, valid for one version of it.
 
@@ -53,6 +53,10 @@ class RoutedLayer:
     logits: Value
     router: NodeId | None
     experts: tuple[Expert, ...]
+
+    def __repr__(self) -> str:
+        chosen = f"k = {self.k}" if self.k is not None else "any number for a token"
+        return f"RoutedLayer({self.name!r}, {self.size} experts, {chosen})"
 
     @property
     def name(self) -> str:

@@ -10,6 +10,7 @@ import torch
 from graphwright.array.backend import Attrs, Call
 from graphwright.array.cpu.kernel import TORCH_DTYPE, Tensors
 from graphwright.array.dtype import DType, int64
+from graphwright.array.layout import row_major
 from graphwright.array.spec import Spec
 from graphwright.array.vm.code import SCRATCH
 from graphwright.array.vm.encode.operands import View, VmForm
@@ -19,7 +20,7 @@ _DTYPE: dict[torch.dtype, DType] = {t: d for d, t in TORCH_DTYPE.items()}
 
 def work_of(form: VmForm, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
     """Return the specs of the scratch that `by_vm` needs."""
-    views = form.workspace(*([_packed(s) for s in specs] for specs in (outs, ins)), attrs)
+    views = form.workspace([_packed(s) for s in outs], [_packed(s) for s in ins], attrs)
     return [*(Spec(v.shape, v.dtype) for v in views), Spec((SCRATCH // 8 + 8,), int64)]
 
 
@@ -37,7 +38,7 @@ def by_vm(
     if not part.ready:
         return None
     *own, scratch = work
-    rows = form.rows(*([_view(t) for t in tensors] for tensors in (outs, ins)), attrs, [_view(t) for t in own])
+    rows = form.rows([_view(t) for t in outs], [_view(t) for t in ins], attrs, [_view(t) for t in own])
     if rows is None:
         return None
     from graphwright.array.vm.running.segment import VmSegment
@@ -53,8 +54,6 @@ def by_vm(
 
 
 def _packed(spec: Spec) -> View:
-    from graphwright.array.layout import row_major
-
     return View(spec.dtype, spec.sizes, row_major(spec.sizes))
 
 

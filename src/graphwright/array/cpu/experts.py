@@ -156,9 +156,9 @@ class _Mixture:
     def spread(self, ends: Sequence[int]) -> None:
         """Set the weights [N, E] of all tokens and experts, 0 where an expert is not chosen."""
         each = torch.arange(len(ends) - 1).repeat_interleave(self.offsets.diff())
-        self.places = self.rows[: ends[-1]] * (len(ends) - 1) + each
+        index = self.rows[: ends[-1]] * (len(ends) - 1) + each
         self.shares = self.scratch("shares", len(self.x), len(ends) - 1).zero_()
-        self.shares.view(-1)[self.places] = self.weights[self.pairs[: ends[-1]]]
+        self.shares.view(-1)[index] = self.weights[self.pairs[: ends[-1]]]
 
     def gathered(self, t: torch.Tensor, tile: _Tile, name: str) -> torch.Tensor:
         """Return the rows of t that belong to the tokens of a tile, a copy in scratch `name`."""

@@ -283,7 +283,7 @@ class LoweringTable:
                     raise
                 found = Signature(op, content, specs, [], (), view)
             else:
-                read = [Spec(layout.shape, dtype) for dtype, layout in zip(dtypes, layouts, strict=True)]
+                read = [Spec(layout.shape, dtype) for dtype, layout in (self._shapes[n] for n in reads)]
                 may = op.narrow(read, record.attrs) if op.narrow is not None else ()
                 narrow = any(dtypes[i] is not specs[0].dtype for i in may)
                 operands = range(len(reads)) if narrow else op.row_major(len(reads))
