@@ -6,13 +6,13 @@ from math import exp
 
 import numpy as np
 import pytest
-from planted import Run
 
 import graphwright as gw
 from graphwright import experts as ex
 from graphwright.errors import UsageError
 from graphwright.nn import functional
 from graphwright.optim import SGD
+from graphwright.testing.shift import Run
 
 SMALL = {"experts": 4, "hidden": 4, "batch": 24, "dim": 8}
 rng = np.random.default_rng(0)

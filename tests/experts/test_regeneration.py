@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from planted import Run
 
 import graphwright as gw
 from graphwright import experts as ex
@@ -18,6 +17,7 @@ from graphwright.experts.routers import threshold_routers
 from graphwright.graph import StaleHandle
 from graphwright.program.editing.replay import replay
 from graphwright.program.program import Program
+from graphwright.testing.shift import Run
 
 SMALL = {"experts": 6, "hidden": 4, "batch": 32, "dim": 8}
 QUIET = {"k0": 2.0, "upkeep": 0, "grace": 3, "every": 2}
@@ -128,10 +128,10 @@ def test_a_new_expert_is_a_mean_of_unrouted_tokens_and_new_in_all_its_parameters
     (router,) = threshold_routers(r.program)
     prototype = r.program.weights[f"{change.name}.prototype"].numpy()
     used = int(state(r).ring.numpy()[1])
-    rows = state(r).unrouted.numpy()[:used]
-    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    tokens = state(r).unrouted.numpy()[:used]
+    rows = tokens / np.linalg.norm(tokens, axis=1, keepdims=True)
     assert np.linalg.norm(prototype) == pytest.approx(1, rel=1e-6)
-    candidates = [(rows[rows @ row > 0.5]).mean(axis=0) for row in rows]
+    candidates = [tokens[rows @ row > 0.5].mean(axis=0) for row in rows]
     assert any(np.allclose(prototype, c / np.linalg.norm(c), atol=1e-5) for c in candidates)
     recent = state(r).recent.numpy()
     recent = recent[recent.any(axis=1)]
