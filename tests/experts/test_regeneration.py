@@ -10,14 +10,16 @@ import pytest
 import graphwright as gw
 from graphwright import experts as ex
 from graphwright import nn
-from graphwright.array import from_numpy
+from graphwright.array import NDArray, from_numpy
 from graphwright.autograd import Tensor
 from graphwright.errors import UsageError
 from graphwright.experts.routers import threshold_routers
 from graphwright.graph import StaleHandle
+from graphwright.optim import Adam
 from graphwright.program.editing.replay import replay
 from graphwright.program.program import Program
-from graphwright.testing.shift import Run
+from graphwright.testing.shift import Run, Stream, objective
+from seeds import deep
 
 SMALL = {"experts": 6, "hidden": 4, "batch": 32, "dim": 8}
 QUIET = {"k0": 2.0, "upkeep": 0, "grace": 3, "every": 2}
@@ -225,6 +227,70 @@ def test_an_expert_is_added_where_more_tokens_than_usual_have_none():
     state(r).fast.assign(Tensor(from_numpy(np.asarray(0.4, np.float32))))
     r.train(r.stream.draw())
     assert not r.care.apply(r.program)
+
+
+# -- what it costs -----------------------------------------------------------------------------------------------------
+class Deep(nn.Module):
+    def __init__(self, experts: int, layers: int) -> None:
+        self.layers = [
+            nn.MoE(8, 4, experts, kind="mlp", act="gelu", router=nn.ThresholdRouter(8, experts, 2.0))
+            for _ in range(layers)
+        ]
+        self.head = nn.Linear(8, 6)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        for layer in self.layers:
+            x = x + layer(x)
+        return {"logits": self.head(x)}
+
+
+def work_of_renewals(experts: int, layers: int) -> set[tuple[str, int, int]]:
+    """(kind of the plan, its rows that were planned, nodes that were visited) for each of three renewals."""
+    gw.manual_seed(0)
+    batch, care = Stream(0, 32, 8).draw(), ex.Regeneration(**QUIET)
+    p = gw.trace(Deep(experts, layers), batch["x"])
+    ex.calibrate(p, {"x": batch["x"]}, k0=2)
+    also = [ex.sdl(2.0), care.signals()]
+    step = gw.compile_step(p, objective, Adam(p, lr=3e-3, lazy=True), batch, also=also)
+    found = set()
+    for number in (2, 5, 3):
+        for _ in range(4):
+            step(batch)
+        signals = care.signals()
+        signals.own.states["rho"].assign(Tensor(from_numpy(np.asarray(0.25, np.float32))))
+        for path, layer in signals.layers.items():
+            dead = (np.arange(experts) == number) & (path == "layers.0.router")
+            layer.rate.assign(Tensor(from_numpy(np.where(dead, 0.0, 0.5).astype(np.float32))))
+        before = step._made.mirror.visited
+        assert [c.name for c in care.apply(p)] == [f"layers.0.experts.{number}"]
+        patched = step.plan.patched
+        found.add((patched.kind, patched.nodes, step._made.mirror.visited - before))
+    return found
+
+
+def test_a_renewal_plans_equally_many_rows_whatever_the_number_of_experts_and_layers():
+    (small,) = work_of_renewals(8, 2)
+    assert small[0] == "patched"
+    assert work_of_renewals(deep(256, 32), 2) == work_of_renewals(8, deep(24, 6)) == {small}
+
+
+def test_calm_steps_read_four_numbers_and_rates_every_tenth_step(monkeypatch):
+    """A compiled step reads nothing on the host; the controller reads rates when it may decide."""
+    r, sizes = run(ex.Regeneration(k0=2.0, grace=1)), list[int]()
+    for _ in range(20):
+        r.step()
+    host = NDArray._host
+    monkeypatch.setattr(NDArray, "_host", lambda array: (sizes.append(array.size), host(array))[1])
+    batches = [r.stream.draw() for _ in range(30)]
+    per_step = []
+    for batch in batches:
+        sizes.clear()
+        r.train(batch)
+        assert not sizes
+        r.care.propose(r)
+        per_step.append(sorted(sizes))
+    assert all(seen == [1] * 4 for i, seen in enumerate(per_step) if i % 10 != 9)
+    assert all(seen.count(6) == 2 and len(seen) <= 9 for seen in per_step[9::10])  # rates, and which are alive
 
 
 # -- by other hands ----------------------------------------------------------------------------------------------------
