@@ -79,7 +79,7 @@ class LayerState:
         unrouted: the last unrouted tokens [KEPT + 1, C]; the last row takes what is not kept.
         ring: [next row of `unrouted`, number of rows in use], float32 [2].
         recent: the last tokens, newest batch first [n, C].
-        renewed: step of the last renewal, and step until which `slow` follows `fast`, float32 [2].
+        renewed: step of the last renewal, and step until which `slow` moves as fast as `fast`, float32 [2].
         nodes: prototypes of the experts, by which a new expert of the same name is known from the old one.
     """
 
@@ -153,9 +153,9 @@ class Signals(StepTerm):
         rate = state.rate * care.decay + hits.mean(axis=0) * (1 - care.decay)
         share = none.to("float32").mean()
         fast = state.fast * care.decay + share * (1 - care.decay)
-        slow = state.slow * care.slow + share * (1 - care.slow)
         held = call("lt", self.own.states["t"], state.renewed[1])
-        state.slow.assign(call("where", held, fast, slow))
+        keep = call("where", held, care.decay, care.slow).to("float32")
+        state.slow.assign(state.slow * keep + share * (1.0 - keep))
         state.rate.assign(rate)
         state.fast.assign(fast)
         before = call("cumsum", none.to("float32"), axis=0)
@@ -179,7 +179,7 @@ class Signals(StepTerm):
             old, width = self.layers.get(router.path), program.spec(_tokens(router)).shape[-1]
             expected = self.care.k0 / max(_alive(router).sum(), 1)
             if old is None:
-                name, missed = f"life.{router.path}", (1 - min(expected, 1.0)) ** len(nodes)
+                name, missed = f"life.{router.path}", (1 - min(expected, 1.0)) ** int(_alive(router).sum())
                 found[router.path] = LayerState(
                     _state(f"{name}.rate", np.full(len(nodes), expected)), _state(f"{name}.fast", missed),
                     _state(f"{name}.slow", missed), _state(f"{name}.unrouted", np.zeros((KEPT + 1, int(width)))),
@@ -225,7 +225,7 @@ class Regeneration(Settings):
         near: cosine of the unrouted tokens that a new prototype is the mean of.
         highest: largest threshold of a new expert.
         quiet: last matrices of a new expert are this times what they would be drawn as.
-        hold: steps for which the slow average follows the fast one after growth.
+        hold: steps after growth in which the slow average moves as fast as the fast one.
         recent: number of the last tokens that are kept, for thresholds and drifts.
         seed: seed of all random choices.
         logits, targets, mask, shifted: of PI; see `experts.integrity`.
@@ -319,7 +319,8 @@ class Regeneration(Settings):
     ) -> list[Change]:
         alive, rate = _alive(router), state.rate.numpy()
         expected = self.k0 / max(int(alive.sum()), 1)
-        ages = np.array([now - _born(p, n) for n in _prototypes(router)])
+        born = np.array([_born(p, n) for n in _prototypes(router)])
+        ages = np.where(born > now, now, now - born)  # later than now: in the training before this one
         dead = np.flatnonzero(alive & (ages > self.grace) & (rate < self.pruning * expected))
         rng = np.random.default_rng([self.seed, now, number])
         count = min(len(dead), most)
