@@ -170,7 +170,8 @@ def test_a_life_of_64_experts_that_is_killed_undone_and_forked(tmp_path: Path) -
     for _ in range(5):
         with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
             try:
-                assert child.stdout is not None and child.stderr is not None
+                assert child.stdout is not None
+                assert child.stderr is not None
                 assert child.stdout.readline().strip().isdigit(), child.stderr.read().decode()[-3000:]
                 time.sleep(chance.uniform(0.05, 0.5))
             finally:

@@ -174,8 +174,12 @@ def test_between_decisions_nothing_is_proposed_and_upkeep_replaces_one():
 
 
 # -- a new expert ------------------------------------------------------------------------------------------------------
-def reborn(**options) -> tuple[Run, dict[int, dict[str, np.ndarray]], ex.Change]:
-    r = run(ex.Regeneration(**QUIET), **options)
+def reborn(covered: bool = False) -> tuple[Run, dict[int, dict[str, np.ndarray]], ex.Change]:
+    """A run of which expert 2 was replaced; `covered`: expert 0 has all tokens, so that others share theirs with it."""
+    r = run(ex.Regeneration(**QUIET))
+    if covered:
+        with r.program.edit("all tokens") as e:
+            e.set_weight(f"{EXPERT.format(0)}.threshold", np.float32(-3))
     for _ in range(4):
         r.step()
     force(r, rho=0.25, rate=[0.5, 0.5, 0.0, 0.5, 0.5, 0.5])
@@ -212,7 +216,7 @@ def test_a_new_expert_is_a_mean_of_unrouted_tokens_and_new_in_all_its_parameters
 
 def test_a_new_expert_moves_results_by_its_weight_and_the_largest_one_is_reported():
     """y' - y = w'·(f(x) - y), where y is the result without the expert that was replaced."""
-    r, _, change = reborn()
+    r, _, change = reborn(covered=True)
     (router,) = threshold_routers(r.program)
     recent = state(r).recent.numpy()
     recent = recent[recent.any(axis=1)]
@@ -234,6 +238,7 @@ def test_a_new_expert_moves_results_by_its_weight_and_the_largest_one_is_reporte
         weights.append(w)
         moved.append(np.abs(new - y).max())
     assert max(moved) > 1e-3
+    assert 0.01 < change.facts["drift"] < 0.9
     assert change.facts["drift"] == pytest.approx(np.concatenate(weights).max(), abs=1e-6)
 
 
