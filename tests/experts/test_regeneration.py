@@ -263,11 +263,17 @@ def test_the_old_handle_is_stale_and_the_entry_has_author_and_reason():
         r.step()
     handle = r.program.node(EXPERT.format(2) + ".prototype")
     force(r, rho=0.25, rate=[0.5, 0.5, 0.0, 0.5, 0.5, 0.5])
-    r.care.apply(r.program)
+    (change,) = r.care.apply(r.program)
     with pytest.raises(StaleHandle):
         r.program.node(handle)
     entry = r.program.journal[-1]
     assert (entry.author, entry.tool) == ("lifecycle", "Regeneration")
+    (noted,) = entry.annotations(EXPERT.format(2))
+    assert (noted["event"], noted["step"], noted["age"], noted["rate"]) == ("expert_reborn", 4, 4, 0.0)
+    assert noted["rho"] == 0.25
+    assert noted["tokens"] == change.facts["tokens"] > 0
+    for name in ("d", "epsilon", "tau"):
+        assert noted[name] == r.train.reports[f"integrity.{name}"].item()
     assert entry in r.program.blame(EXPERT.format(2))
 
 

@@ -9,7 +9,7 @@ tokens, with new parameters, so that optimizers begin again with it (ReDo-like r
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -286,7 +286,7 @@ class Regeneration(Settings):
             return found
         idle = True
         for number, router in enumerate(threshold_routers(view.program)):
-            changes = self._layer(view.program, router, signals.layers[router.path], now, rho, most, number)
+            changes = self._layer(view.program, router, signals.layers[router.path], now, most, number)
             idle = idle and not changes
             found += changes
         self._warn(rho, idle)
@@ -315,7 +315,7 @@ class Regeneration(Settings):
         return found
 
     def _layer(
-        self, p: Program, router: RouterNodes, state: LayerState, now: int, rho: float, most: int, number: int
+        self, p: Program, router: RouterNodes, state: LayerState, now: int, most: int, number: int
     ) -> list[Change]:
         alive, rate = _alive(router), state.rate.numpy()
         expected = self.k0 / max(int(alive.sum()), 1)
@@ -327,17 +327,9 @@ class Regeneration(Settings):
         last = state.renewed.numpy()
         if not count and len(dead) and self.upkeep and now - last[0] >= self.upkeep:
             count = 1
-        facts: Mapping[str, Any] = {"rho": rho}
         found = [
             self._change(
-                p,
-                router,
-                state,
-                int(i),
-                "expert_reborn",
-                rng,
-                {**facts, "rate": float(rate[i]), "age": int(ages[i])},
-                now,
+                p, router, state, int(i), "expert_reborn", rng, {"rate": float(rate[i]), "age": int(ages[i])}, now
             )
             for i in rng.permutation(dead)[:count]
         ]
@@ -345,9 +337,7 @@ class Regeneration(Settings):
         free = np.flatnonzero(~alive)
         if excess > self.growth and len(free) and now > self.grace:
             i = int(free[0])
-            found.append(
-                self._change(p, router, state, i, "expert_born", rng, {**facts, "unrouted": state.fast.item()}, now)
-            )
+            found.append(self._change(p, router, state, i, "expert_born", rng, {"unrouted": state.fast.item()}, now))
             state.renewed.assign(Tensor(from_numpy(np.array([last[0], now + self.hold], np.float32))))
         if count:
             kept = state.renewed.numpy()
@@ -363,7 +353,8 @@ class Regeneration(Settings):
         made = newborn(self, router, i, state.unrouted.numpy()[:used], recent, rng)
         before = drift(router, i, made, recent)
         reason = "too few tokens above its threshold" if event == "expert_reborn" else "many tokens without an expert"
-        full = {**facts, "tokens": made.tokens, "drift": before}
+        measured = {name: self.signals().own.states[name].item() for name in ("rho", "d", "epsilon", "tau")}
+        full = {**facts, **measured, "tokens": made.tokens, "drift": before}
         return Change(event, _expert_path(router, i), reason, full, partial(_make, router.path, i, made, now))
 
     def _warn(self, rho: float, idle: bool) -> None:
