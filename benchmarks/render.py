@@ -1,14 +1,16 @@
-"""Write the tables of each machine beside its results, and `docs/performance.md` from its template.
+"""Write the tables of each machine beside its results, `docs/performance.md` from its template, and tables of pages.
 
 `results/<machine>/tables.md` holds every stored figure. The template `performance.md` holds the conclusions; a field
 `{{ benchmark | part of the title | row }}` becomes the stored median, of the first machine of `MACHINES` that has it,
-and `{{ ... @ machine }}` that of a machine by its short name.
+and `{{ ... @ machine }}` that of a machine by its short name. In any other page the lines between the comments
+`<!-- table: benchmark | part of the title -->` and `<!-- end -->` become the rows and notes of that figure.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,11 @@ MACHINES = {
     "epyc2": "amd-epyc-family-25-model-17",
     "epyc": "amd-epyc",
     "xeon": "intel-r-xeon-r-processor-2-50ghz",
+    "epyc5": "amd-epyc-family-26-model-2",
 }
 """Short name -> folder of results, in the order in which fields look for their figure."""
 _FIELD = re.compile(r"\{\{([^{}]*)\}\}")
+_TABLE = re.compile(r"(<!-- table: ([^|>]+)\|([^>]+) -->\n).*?(<!-- end -->)", re.S)
 _STEPS = {"s": ("s", 1.0), "ms": ("s", 1e-3), "us": ("s", 1e-6), "ns": ("s", 1e-9)}
 
 
@@ -31,6 +35,8 @@ def render() -> None:
     for folder in sorted(RESULTS.iterdir()):
         (folder / "tables.md").write_text(tables(folder), encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")
+    for path in PAGE.parent.glob("*.md"):
+        path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def page() -> str:
@@ -39,18 +45,41 @@ def page() -> str:
     return text
 
 
+def with_tables(text: str) -> str:
+    """A page with its tables filled in again. Raises: KeyError for a table that names no stored figure."""
+    return _TABLE.sub(lambda m: f"{m[1]}{table(m[2].strip(), m[3].strip())}{m[4]}", text)
+
+
+def table(name: str, title: str) -> str:
+    """Rows of the first stored figure whose title has this part: who, value, and the parts of the note."""
+    figure = next(figures(name, title, MACHINES.values()), None)
+    if figure is None:
+        raise KeyError(f"no stored figure for {name} | {title}")
+    rows = [[r["who"], f"{r['value']:,.4g} {r['unit']}".strip(), *r["note"].split("; ")] for r in figure["rows"]]
+    width = max(map(len, rows))
+    lines = [[""] * width, ["---", "---:", *["---"] * (width - 2)]]
+    lines += [[*row, *[""] * (width - len(row))] for row in rows]
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"\n{text}\n\n" + "".join(f"- {note}\n" for note in figure["notes"]) + "\n"
+
+
+def figures(name: str, title: str, folders: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The stored figures of a benchmark whose title and conditions have this part, machine by machine."""
+    for folder in folders:
+        path = RESULTS / folder / f"{name}.json"
+        if path.is_file():
+            stored = json.loads(path.read_text(encoding="utf-8"))["figures"]
+            yield from (f for f in stored if title in f["title"] + ", " + f["conditions"])
+
+
 def value(field: str) -> str:
     """The stored median of one field, with its unit."""
     wanted, _, machine = (part.strip() for part in field.partition("@"))
     name, title, row = (part.strip() for part in wanted.split("|"))
-    for folder in [MACHINES[machine]] if machine else MACHINES.values():
-        path = RESULTS / folder / f"{name}.json"
-        if not path.is_file():
-            continue
-        for figure in json.loads(path.read_text(encoding="utf-8"))["figures"]:
-            for r in figure["rows"] if title in figure["title"] + ", " + figure["conditions"] else ():
-                if r["who"] == row:
-                    return quantity(r["value"], r["unit"])
+    for figure in figures(name, title, [MACHINES[machine]] if machine else MACHINES.values()):
+        for r in figure["rows"]:
+            if r["who"] == row:
+                return quantity(r["value"], r["unit"])
     raise KeyError(f"no stored figure for {{{{{field}}}}}")
 
 

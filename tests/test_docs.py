@@ -60,11 +60,14 @@ def test_every_page_is_in_the_menu_of_the_site():
     assert packages == {Path(name).stem for name in menu if name.startswith("reference/")}
 
 
-def test_the_performance_page_shows_the_stored_results(monkeypatch):
+def test_pages_show_the_stored_results(monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
-    from benchmarks.render import PAGE, page
+    from benchmarks.render import PAGE, page, with_tables
 
     assert PAGE.read_text(encoding="utf-8") == page()
+    texts = {path.name: path.read_text(encoding="utf-8") for path in PAGE.parent.glob("*.md")}
+    assert texts == {name: with_tables(text) for name, text in texts.items()}
+    assert "<!-- table: regeneration" in texts["experts.md"]
 
 
 def test_the_readme_has_an_example():

@@ -57,6 +57,7 @@ MODULES = (
     "testing.gradcheck",
     "testing.oracle",
     "testing.planted",
+    "testing.shift",
     "testing.simulated_device",
 )
 

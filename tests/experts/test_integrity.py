@@ -6,16 +6,17 @@ from math import exp
 
 import numpy as np
 import pytest
-from planted import Run
 
 import graphwright as gw
 from graphwright import experts as ex
 from graphwright.errors import UsageError
 from graphwright.nn import functional
 from graphwright.optim import SGD
+from graphwright.testing.shift import Run, objective
 
 SMALL = {"experts": 4, "hidden": 4, "batch": 24, "dim": 8}
 rng = np.random.default_rng(0)
+X, WEIGHTS = np.random.default_rng(1).normal(size=(9, 3)).astype("f4"), np.eye(4, 3, dtype="f4")
 
 
 def head(p0: np.ndarray, term: ex.integrity, inputs: dict[str, np.ndarray]):
@@ -79,6 +80,56 @@ def test_averages_deviation_alarm_and_latch_follow_the_formulas():
     assert alarms > 0
 
 
+@pytest.mark.parametrize("gamma", [0.1, 0.5, 0.9])
+def test_a_calibrated_model_has_a_level_whatever_its_quality(gamma):
+    """ε = τ: e^-α with S = 1, as in a first step with experts, and e^(-α(1-γ)) without experts."""
+    run = Run(0, ex.Regeneration(alpha=2.0, gamma=gamma, upkeep=0), **SMALL)
+    with run.program.edit("equal scores") as e:
+        e.set_weight("head.weight", lambda w: w * 0)
+        e.set_weight("head.bias", lambda b: b * 0)
+    run.train(run.stream.draw())
+    seen = {name: run.train.reports[f"integrity.{name}"].item() for name in ("epsilon", "tau", "surprise", "pi")}
+    assert seen["epsilon"] == pytest.approx(np.log(6), rel=1e-5)
+    assert seen["epsilon"] == pytest.approx(seen["tau"], rel=1e-5)
+    without = exp(-2.0 * (1 - gamma))
+    assert seen["pi"] == pytest.approx(without * exp(-2.0 * gamma * seen["surprise"]), rel=1e-5)
+    step, feeds = head(np.zeros((4, 3), "f4"), ex.integrity(2.0, gamma), {"x": X, "targets": np.arange(9) % 4})
+    step(feeds)
+    assert step.reports["integrity.pi"].item() == pytest.approx(without, rel=1e-5)
+
+
+def test_errors_lower_it():
+    levels = []
+    for factor in (1.0, -1.0, -3.0):  # targets are the largest scores, the least, and the least by far
+        w = factor * WEIGHTS
+        step, feeds = head(w, ex.integrity(gamma=0.0), {"x": X, "targets": (X @ WEIGHTS.T).argmax(axis=1)})
+        step(feeds)
+        levels.append(step.reports["integrity.pi"].item())
+    assert 1 >= levels[0] > levels[1] > levels[2] > 0
+
+
+class Scaled(ex.integrity):
+    """Cross-entropy and entropy of another unit."""
+
+    def errors(self, view):
+        epsilon, tau = super().errors(view)
+        return epsilon * 4.0, tau * 4.0
+
+
+def test_another_unit_of_errors_and_entropies_changes_no_decision():
+    terms = [kind(after=20, window=5, alarm=0.3) for kind in (ex.integrity, Scaled)]
+    for term in terms:
+        run = Run(0, **SMALL)
+        step = gw.compile_step(run.program, objective, SGD(run.program, lr=0.5), run.stream.draw(), also=[term])
+        for t in range(60):
+            if t == 40:
+                run.stream.shift()
+            step(run.stream.draw())
+    states = [{n: v.item() for n, v in term.states.items() if n not in ("epsilon", "tau")} for term in terms]
+    assert states[0] == pytest.approx(states[1], rel=1e-5)
+    assert states[0]["alarms"] > 0
+
+
 def test_surprise_is_the_gradient_of_experts_with_tokens_relative_to_its_average():
     run = Run(1, ex.Regeneration(k0=2, upkeep=0), **SMALL)
     mean = 0.0
@@ -122,6 +173,27 @@ def test_masked_tokens_change_nothing():
     other[5:] += 3
     step({**feeds, name: other})
     assert step.reports["integrity.pi"].item() == before
+
+
+def test_scores_may_predict_the_next_target():
+    x, w = rng.normal(size=(5, 6, 3)).astype("f4"), rng.normal(size=(4, 3)).astype("f4")
+    targets = rng.integers(0, 4, (5, 6))
+    step, feeds = head(w, ex.integrity(gamma=0.0, shifted=True), {"x": x, "targets": targets})
+    step(feeds)
+    epsilon, tau = by_numpy(x[:, :-1].reshape(-1, 3), w, targets[:, 1:].reshape(-1))
+    assert step.reports["integrity.epsilon"].item() == pytest.approx(epsilon, rel=1e-5)
+    assert step.reports["integrity.tau"].item() == pytest.approx(tau, rel=1e-5)
+
+
+def test_a_step_that_is_not_finite_is_counted_and_changes_nothing_else():
+    x, w = rng.normal(size=(9, 3)).astype("f4"), rng.normal(size=(4, 3)).astype("f4")
+    term = ex.integrity()
+    step, feeds = head(w, term, {"x": x, "targets": rng.integers(0, 4, 9)})
+    step(feeds)
+    before = {name: v.item() for name, v in term.states.items()}
+    (name, *_) = feeds
+    step({**feeds, name: np.full_like(x, np.nan)})
+    assert {n: v.item() for n, v in term.states.items()} == {**before, "skipped": 1.0}
 
 
 def test_settings_out_of_range_and_unknown_names_are_refused():

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from planted import Net, Stream, objective
 
 import graphwright as gw
 from graphwright import experts as ex
 from graphwright import lifecycle as lf
 from graphwright.optim import Adam
+from graphwright.testing.shift import Net, Stream, objective
 
 STEPS = 24
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from math import erf
 from pathlib import Path
 
 import numpy as np
 import pytest
-from planted import Run
 
 import graphwright as gw
 from graphwright import experts as ex
 from graphwright import nn
-from graphwright.array import from_numpy
+from graphwright.array import NDArray, from_numpy
 from graphwright.autograd import Tensor
 from graphwright.errors import UsageError
 from graphwright.experts.routers import threshold_routers
 from graphwright.graph import StaleHandle
+from graphwright.optim import Adam
 from graphwright.program.editing.replay import replay
 from graphwright.program.program import Program
+from graphwright.testing.shift import Run, Stream, objective
+from seeds import deep
 
 SMALL = {"experts": 6, "hidden": 4, "batch": 32, "dim": 8}
 QUIET = {"k0": 2.0, "upkeep": 0, "grace": 3, "every": 2}
@@ -73,6 +76,12 @@ def test_rates_and_unrouted_tokens_equal_a_count_in_numpy():
     np.testing.assert_array_equal(state(r).recent.numpy()[:32], batch["x"])
 
 
+def test_shares_begin_as_those_of_independent_tokens_and_living_experts():
+    r = run(alive=3)
+    assert state(r).fast.item() == state(r).slow.item() == pytest.approx((1 - 2 / 3) ** 3)
+    np.testing.assert_allclose(state(r).rate.numpy(), 2 / 3, rtol=1e-6)
+
+
 # -- which, and how many -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("rho", "count"), [(1.0, 4), (0.5, 2), (0.3, 1), (0.1, 0)])
 def test_the_latch_gives_the_number_of_replaced_experts(rho, count):
@@ -97,6 +106,59 @@ def test_young_experts_and_those_that_are_used_are_never_dead():
     assert [c.name for c in r.care.propose(r)] == [EXPERT.format(0)]
 
 
+def test_a_larger_pruning_never_replaces_fewer_and_the_seed_draws_among_the_dead():
+    rates = [0.0, 0.005, 0.01, 0.02, 0.05, 0.1]
+    found: dict[tuple[float, int], set[str]] = {}
+    for pruning in (0.02, 0.08, 0.32):
+        for seed in range(4):
+            r = run(ex.Regeneration(pruning=pruning, seed=seed, most=2, **QUIET))
+            for _ in range(4):
+                r.train(r.stream.draw())
+            force(r, rho=1.0, rate=rates)
+            found[pruning, seed] = {c.name for c in r.care.propose(r)}
+            dead = {EXPERT.format(i) for i, rate in enumerate(rates) if rate < pruning / 3}
+            assert found[pruning, seed] <= dead
+            assert len(found[pruning, seed]) == min(len(dead), 2)
+    assert len({frozenset(found[0.32, seed]) for seed in range(4)}) > 1
+
+
+def test_the_choice_reads_the_step_before_it():
+    """An expert that the last batch revived stays, and the one that it killed goes; a step earlier it was otherwise."""
+    r = run(ex.Regeneration(**QUIET))
+    for _ in range(3):
+        r.train(r.stream.draw())
+    batch, limit, idle = r.stream.draw(), 0.05 * 2 / 6, 5
+    with r.program.edit("no tokens") as e:
+        e.set_weight(f"{EXPERT.format(idle)}.threshold", np.float32(3))
+    (router,) = threshold_routers(r.program)
+    hits = r.program.run({"x": batch["x"]}).value(router.value("hits")).to_numpy().mean(axis=0)
+    revived = int(hits.argmax())
+    assert hits[revived] > limit > hits[idle]
+    rates = np.full(6, 0.5)
+    rates[revived], rates[idle] = 0.999 * limit, 1.001 * limit
+    force(r, rho=1.0, rate=rates.tolist())
+    before = [EXPERT.format(i) for i in np.flatnonzero(state(r).rate.numpy() < limit)]
+    r.train(batch)
+    assert before == [EXPERT.format(revived)]
+    assert [c.name for c in r.care.apply(r.program)] == [EXPERT.format(idle)]
+    (router,) = threshold_routers(r.program)
+    weights = parameters(r.program, idle)
+    r.train(r.stream.draw())  # the edit acts from the next step on
+    assert any(not np.array_equal(v, weights[k]) for k, v in parameters(r.program, idle).items())
+
+
+def test_an_expert_born_in_an_earlier_training_is_as_old_as_this_one():
+    r = run(ex.Regeneration(**QUIET))
+    with r.program.edit("a birth at step 900 of another training") as e:
+        e.set_attr(r.program.node(f"{EXPERT.format(1)}.prototype"), born=900)
+    for steps in (2, 2):
+        for _ in range(steps):
+            r.train(r.stream.draw())
+        force(r, rho=1.0, rate=[0.5, 0.0, 0.5, 0.5, 0.5, 0.5])
+        found = [(c.name, c.facts["age"]) for c in r.care.propose(r)]
+    assert found == [(EXPERT.format(1), 4)]
+
+
 def test_between_decisions_nothing_is_proposed_and_upkeep_replaces_one():
     r = run(ex.Regeneration(k0=2.0, upkeep=6, grace=1, every=2))
     for _ in range(3):
@@ -112,8 +174,12 @@ def test_between_decisions_nothing_is_proposed_and_upkeep_replaces_one():
 
 
 # -- a new expert ------------------------------------------------------------------------------------------------------
-def reborn(**options) -> tuple[Run, dict[int, dict[str, np.ndarray]], ex.Change]:
-    r = run(ex.Regeneration(**QUIET), **options)
+def reborn(covered: bool = False) -> tuple[Run, dict[int, dict[str, np.ndarray]], ex.Change]:
+    """A run of which expert 2 was replaced; `covered`: expert 0 has all tokens, so that others share theirs with it."""
+    r = run(ex.Regeneration(**QUIET))
+    if covered:
+        with r.program.edit("all tokens") as e:
+            e.set_weight(f"{EXPERT.format(0)}.threshold", np.float32(-3))
     for _ in range(4):
         r.step()
     force(r, rho=0.25, rate=[0.5, 0.5, 0.0, 0.5, 0.5, 0.5])
@@ -128,10 +194,10 @@ def test_a_new_expert_is_a_mean_of_unrouted_tokens_and_new_in_all_its_parameters
     (router,) = threshold_routers(r.program)
     prototype = r.program.weights[f"{change.name}.prototype"].numpy()
     used = int(state(r).ring.numpy()[1])
-    rows = state(r).unrouted.numpy()[:used]
-    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    tokens = state(r).unrouted.numpy()[:used]
+    rows = tokens / np.linalg.norm(tokens, axis=1, keepdims=True)
     assert np.linalg.norm(prototype) == pytest.approx(1, rel=1e-6)
-    candidates = [(rows[rows @ row > 0.5]).mean(axis=0) for row in rows]
+    candidates = [tokens[rows @ row > 0.5].mean(axis=0) for row in rows]
     assert any(np.allclose(prototype, c / np.linalg.norm(c), atol=1e-5) for c in candidates)
     recent = state(r).recent.numpy()
     recent = recent[recent.any(axis=1)]
@@ -146,6 +212,34 @@ def test_a_new_expert_is_a_mean_of_unrouted_tokens_and_new_in_all_its_parameters
     assert r.program.attrs(r.program.node(f"{change.name}.prototype"))["born"] == 4
     assert 0 <= change.facts["drift"] <= 1
     assert router.prototypes[2] == f"{change.name}.prototype"
+
+
+def test_a_new_expert_moves_results_by_its_weight_and_the_largest_one_is_reported():
+    """y' - y = w'·(f(x) - y), where y is the result without the expert that was replaced."""
+    r, _, change = reborn(covered=True)
+    (router,) = threshold_routers(r.program)
+    recent = state(r).recent.numpy()
+    recent = recent[recent.any(axis=1)]
+    weights, moved = [], []
+    alive = r.program.weights[router.alive].numpy().copy()
+    names = [f"{change.name}.{part}.weight" for part in ("up", "down")]
+    up, down = (r.program.weights[name].numpy().astype("f8") for name in names)
+    for x in np.split(recent, len(recent) // 32):
+        after = r.program.run({"x": x}, keep="all")
+        with r.program.edit("without it") as e:
+            e.set_weight(router.alive, alive & (np.arange(6) != 2))
+        before = r.program.run({"x": x}, keep="all")
+        r.program.undo()
+        y, new = (seen.value(r.program.value("mlp.expert_mlp")).to_numpy("f8") for seen in (before, after))
+        w = after.value(router.value("weights")).to_numpy("f8")[:, 2:3]
+        h = x.astype("f8") @ up.T
+        f = (h * (1 + np.vectorize(erf)(h / 2**0.5)) / 2) @ down.T
+        np.testing.assert_allclose(new - y, w * (f - y), atol=1e-6)
+        weights.append(w)
+        moved.append(np.abs(new - y).max())
+    assert max(moved) > 1e-3
+    assert 0.01 < change.facts["drift"] < 0.9
+    assert change.facts["drift"] == pytest.approx(np.concatenate(weights).max(), abs=1e-6)
 
 
 def test_optimizers_begin_again_with_a_new_expert_alone():
@@ -169,11 +263,17 @@ def test_the_old_handle_is_stale_and_the_entry_has_author_and_reason():
         r.step()
     handle = r.program.node(EXPERT.format(2) + ".prototype")
     force(r, rho=0.25, rate=[0.5, 0.5, 0.0, 0.5, 0.5, 0.5])
-    r.care.apply(r.program)
+    (change,) = r.care.apply(r.program)
     with pytest.raises(StaleHandle):
         r.program.node(handle)
     entry = r.program.journal[-1]
     assert (entry.author, entry.tool) == ("lifecycle", "Regeneration")
+    (noted,) = entry.annotations(EXPERT.format(2))
+    assert (noted["event"], noted["step"], noted["age"], noted["rate"]) == ("expert_reborn", 4, 4, 0.0)
+    assert noted["rho"] == 0.25
+    assert noted["tokens"] == change.facts["tokens"] > 0
+    for name in ("d", "epsilon", "tau"):
+        assert noted[name] == r.train.reports[f"integrity.{name}"].item()
     assert entry in r.program.blame(EXPERT.format(2))
 
 
@@ -220,11 +320,79 @@ def test_an_expert_is_added_where_more_tokens_than_usual_have_none():
     (change,) = r.care.apply(r.program)
     assert (change.event, change.name) == ("expert_born", EXPERT.format(3))
     assert r.program.weights[router.alive].numpy().tolist() == [True] * 4 + [False] * 2
-    r.train(r.stream.draw())
-    assert state(r).slow.item() == pytest.approx(state(r).fast.item(), rel=1e-6)
-    state(r).fast.assign(Tensor(from_numpy(np.asarray(0.4, np.float32))))
-    r.train(r.stream.draw())
-    assert not r.care.apply(r.program)
+    for _ in range(4):  # the slow average moves as fast as the fast one, which it nears
+        before = [state(r).fast.item(), state(r).slow.item()]
+        r.train(r.stream.draw())
+        share = r.train.reports["life.mlp.router.unrouted"].item()
+        after = [state(r).fast.item(), state(r).slow.item()]
+        np.testing.assert_allclose(after, [0.98 * old + 0.02 * share for old in before], rtol=1e-5)
+    for excess, events in ((0.019, []), (0.021, ["expert_born"])):
+        state(r).fast.assign(Tensor(from_numpy(np.asarray(state(r).slow.item() + excess, np.float32))))
+        assert [c.event for c in r.care.apply(r.program)] == events
+
+
+# -- what it costs -----------------------------------------------------------------------------------------------------
+class Deep(nn.Module):
+    def __init__(self, experts: int, layers: int) -> None:
+        self.layers = [
+            nn.MoE(8, 4, experts, kind="mlp", act="gelu", router=nn.ThresholdRouter(8, experts, 2.0))
+            for _ in range(layers)
+        ]
+        self.head = nn.Linear(8, 6)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        for layer in self.layers:
+            x = x + layer(x)
+        return {"logits": self.head(x)}
+
+
+def work_of_renewals(experts: int, layers: int) -> set[tuple[str, int, int]]:
+    """(kind of the plan, its rows that were planned, nodes that were visited) for each of three renewals."""
+    gw.manual_seed(0)
+    batch, care = Stream(0, 32, 8).draw(), ex.Regeneration(**QUIET)
+    p = gw.trace(Deep(experts, layers), batch["x"])
+    ex.calibrate(p, {"x": batch["x"]}, k0=2)
+    also = [ex.sdl(2.0), care.signals()]
+    step = gw.compile_step(p, objective, Adam(p, lr=3e-3, lazy=True), batch, also=also)
+    found = set()
+    for number in (2, 5, 3):
+        for _ in range(4):
+            step(batch)
+        signals = care.signals()
+        signals.own.states["rho"].assign(Tensor(from_numpy(np.asarray(0.25, np.float32))))
+        for path, layer in signals.layers.items():
+            dead = (np.arange(experts) == number) & (path == "layers.0.router")
+            layer.rate.assign(Tensor(from_numpy(np.where(dead, 0.0, 0.5).astype(np.float32))))
+        before = step._made.mirror.visited
+        assert [c.name for c in care.apply(p) if c.event != "alarm"] == [f"layers.0.experts.{number}"]
+        patched = step.plan.patched
+        found.add((patched.kind, patched.nodes, step._made.mirror.visited - before))
+    return found
+
+
+def test_a_renewal_plans_equally_many_rows_whatever_the_number_of_experts_and_layers():
+    (small,) = work_of_renewals(8, 2)
+    assert small[0] == "patched"
+    assert work_of_renewals(deep(256, 32), 2) == work_of_renewals(8, deep(24, 6)) == {small}
+
+
+def test_calm_steps_read_four_numbers_and_rates_every_tenth_step(monkeypatch):
+    """A compiled step reads nothing on the host; the controller reads rates when it may decide."""
+    r, sizes = run(ex.Regeneration(k0=2.0, grace=1)), list[int]()
+    for _ in range(20):
+        r.step()
+    host = NDArray._host
+    monkeypatch.setattr(NDArray, "_host", lambda array: (sizes.append(array.size), host(array))[1])
+    batches = [r.stream.draw() for _ in range(30)]
+    per_step = []
+    for batch in batches:
+        sizes.clear()
+        r.train(batch)
+        assert not sizes
+        r.care.propose(r)
+        per_step.append(sorted(sizes))
+    assert all(seen == [1] * 4 for i, seen in enumerate(per_step) if i % 10 != 9)
+    assert all(seen.count(6) == 2 and len(seen) <= 9 for seen in per_step[9::10])  # rates, and which are alive
 
 
 # -- by other hands ----------------------------------------------------------------------------------------------------

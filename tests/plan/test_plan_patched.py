@@ -213,6 +213,29 @@ def test_full_plans_state_their_reason() -> None:
     assert fast.patched.kind == p.compile(x=(4, 4), rewrites="fast", deterministic=True).patched.kind == "full"
 
 
+def test_a_constant_that_an_edit_removes_is_no_longer_assumed() -> None:
+    """What read it was edited; another constant of its name is looked at again."""
+    b, feed = Builder("ones"), {"x": np.arange(4, dtype="f4")}
+    h = b.input("x", (4,))
+    for i in range(8):
+        h = b.mul(h, b.const(f"one{i}", np.float32(1)), name=f"h{i}")
+    b.output(h, "y")
+    p = b.build()
+    p.compile(x=(4,), deterministic=True)
+    key = p.key(p.node("one3"))
+    with p.edit("other factor") as e:
+        e.rewire(p.in_edges("h3")[1], "one2")
+        e.remove("one3")
+    plan = p.compile(x=(4,), deterministic=True)
+    assert plan.patched.kind == "patched"
+    assert key not in plan.assumptions
+    with p.edit("again") as e:
+        e.rewire(p.in_edges("h3")[1], e.const("one3", np.float32(2)))
+    plan = p.compile(x=(4,), deterministic=True)
+    assert "assumed" not in plan.patched.why
+    assert_bits(plan(feed)["y"], feed["x"] * 2)
+
+
 @pytest.mark.parametrize(("inserted", "kind"), [(6, "patched"), (7, "full")])
 def test_edit_of_up_to_a_quarter_of_the_nodes_is_patched(inserted: int, kind: str) -> None:
     p = chain(40)  # 42 rows; an insertion makes one and has one looked at again: 12 of 48, 14 of 49

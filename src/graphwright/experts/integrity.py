@@ -15,7 +15,7 @@ with b and v of the steps before. An alarm, d < -3 after 100 steps, is latched: 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import exp
 
@@ -37,7 +37,10 @@ LEAST_ENTROPY = 0.05
 """Nats below which an entropy counts as this much."""
 WARM = 20
 """Steps before the variance of PI is measured."""
-_STATES = {"t": 0.0, "pi": 0.0, "b": 0.0, "v": 1e-4, "s": 0.0, "d": 0.0, "rho": 0.0, "alarms": 0.0, "skipped": 0.0}
+_STATES = {
+    **{"t": 0.0, "epsilon": 0.0, "tau": 0.0, "surprise": 0.0, "pi": 0.0, "b": 0.0, "v": 1e-4, "s": 0.0, "d": 0.0},
+    **{"rho": 0.0, "alarms": 0.0, "skipped": 0.0},
+}
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class integrity(Settings, StepTerm):
             self.states[name] = Variable(from_numpy(np.asarray(value, np.float32)), name=f"integrity.{name}")
 
     def variables(self) -> dict[str, Variable]:
-        """Return the states: step, PI, its average b and variance v, average norm s, d, ρ, alarms, skipped steps."""
+        """Return the states: step, ε, τ, S, PI, its average b and variance v, average norm s, d, ρ, alarms, skips."""
         return dict(self.states)
 
     def __call__(self, view: StepView) -> None:
@@ -95,11 +98,9 @@ class integrity(Settings, StepTerm):
         surprise = call("where", any_gradient, found / mean.clamp(min=1e-30), 0.0)
         ratio = epsilon / tau.clamp(min=LEAST_ENTROPY)
         pi = ((ratio * (1 - self.gamma) + surprise * self.gamma) * -self.alpha).exp()
-        self._follow(view, pi, mean, t)
-        for name, value in (("epsilon", epsilon), ("tau", tau), ("surprise", surprise)):
-            view.report(f"integrity.{name}", value)
+        self._follow(view, pi, mean, t, {"epsilon": epsilon, "tau": tau, "surprise": surprise})
 
-    def _follow(self, view: StepView, pi: Tensor, mean: Tensor, t: Tensor) -> None:
+    def _follow(self, view: StepView, pi: Tensor, mean: Tensor, t: Tensor, terms: Mapping[str, Tensor]) -> None:
         """Update averages, the deviation and the latch; a step whose figures are not finite changes none of them."""
         old = self.states
         usable = call("logical_and", call("isfinite", pi), call("isfinite", mean))
@@ -111,7 +112,7 @@ class integrity(Settings, StepTerm):
         alarm = call("logical_and", call("gt", t, float(self.after)), call("lt", d, -float(self.alarm)))
         rho = call("where", alarm, 1.0, old["rho"] * exp(-1 / self.window))
         count = old["alarms"] + alarm.to("float32")
-        new = {"pi": pi, "b": b * self.decay + pi * (1 - self.decay), "v": v, "s": mean, "d": d, "rho": rho}
+        new = {**terms, "pi": pi, "b": b * self.decay + pi * (1 - self.decay), "v": v, "s": mean, "d": d, "rho": rho}
         new |= {"t": t + 1.0, "alarms": count}
         for name, value in new.items():
             view.report(f"integrity.{name}", value)

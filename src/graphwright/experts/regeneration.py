@@ -9,7 +9,7 @@ tokens, with new parameters, so that optimizers begin again with it (ReDo-like r
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -79,7 +79,7 @@ class LayerState:
         unrouted: the last unrouted tokens [KEPT + 1, C]; the last row takes what is not kept.
         ring: [next row of `unrouted`, number of rows in use], float32 [2].
         recent: the last tokens, newest batch first [n, C].
-        renewed: step of the last renewal, and step until which `slow` follows `fast`, float32 [2].
+        renewed: step of the last renewal, and step until which `slow` moves as fast as `fast`, float32 [2].
         nodes: prototypes of the experts, by which a new expert of the same name is known from the old one.
     """
 
@@ -153,9 +153,9 @@ class Signals(StepTerm):
         rate = state.rate * care.decay + hits.mean(axis=0) * (1 - care.decay)
         share = none.to("float32").mean()
         fast = state.fast * care.decay + share * (1 - care.decay)
-        slow = state.slow * care.slow + share * (1 - care.slow)
         held = call("lt", self.own.states["t"], state.renewed[1])
-        state.slow.assign(call("where", held, fast, slow))
+        keep = call("where", held, care.decay, care.slow).to("float32")
+        state.slow.assign(state.slow * keep + share * (1.0 - keep))
         state.rate.assign(rate)
         state.fast.assign(fast)
         before = call("cumsum", none.to("float32"), axis=0)
@@ -179,7 +179,7 @@ class Signals(StepTerm):
             old, width = self.layers.get(router.path), program.spec(_tokens(router)).shape[-1]
             expected = self.care.k0 / max(_alive(router).sum(), 1)
             if old is None:
-                name, missed = f"life.{router.path}", (1 - min(expected, 1.0)) ** len(nodes)
+                name, missed = f"life.{router.path}", (1 - min(expected, 1.0)) ** int(_alive(router).sum())
                 found[router.path] = LayerState(
                     _state(f"{name}.rate", np.full(len(nodes), expected)), _state(f"{name}.fast", missed),
                     _state(f"{name}.slow", missed), _state(f"{name}.unrouted", np.zeros((KEPT + 1, int(width)))),
@@ -225,7 +225,7 @@ class Regeneration(Settings):
         near: cosine of the unrouted tokens that a new prototype is the mean of.
         highest: largest threshold of a new expert.
         quiet: last matrices of a new expert are this times what they would be drawn as.
-        hold: steps for which the slow average follows the fast one after growth.
+        hold: steps after growth in which the slow average moves as fast as the fast one.
         recent: number of the last tokens that are kept, for thresholds and drifts.
         seed: seed of all random choices.
         logits, targets, mask, shifted: of PI; see `experts.integrity`.
@@ -286,7 +286,7 @@ class Regeneration(Settings):
             return found
         idle = True
         for number, router in enumerate(threshold_routers(view.program)):
-            changes = self._layer(view.program, router, signals.layers[router.path], now, rho, most, number)
+            changes = self._layer(view.program, router, signals.layers[router.path], now, most, number)
             idle = idle and not changes
             found += changes
         self._warn(rho, idle)
@@ -315,28 +315,21 @@ class Regeneration(Settings):
         return found
 
     def _layer(
-        self, p: Program, router: RouterNodes, state: LayerState, now: int, rho: float, most: int, number: int
+        self, p: Program, router: RouterNodes, state: LayerState, now: int, most: int, number: int
     ) -> list[Change]:
         alive, rate = _alive(router), state.rate.numpy()
         expected = self.k0 / max(int(alive.sum()), 1)
-        ages = np.array([now - _born(p, n) for n in _prototypes(router)])
+        born = np.array([_born(p, n) for n in _prototypes(router)])
+        ages = np.where(born > now, now, now - born)  # later than now: in the training before this one
         dead = np.flatnonzero(alive & (ages > self.grace) & (rate < self.pruning * expected))
         rng = np.random.default_rng([self.seed, now, number])
         count = min(len(dead), most)
         last = state.renewed.numpy()
         if not count and len(dead) and self.upkeep and now - last[0] >= self.upkeep:
             count = 1
-        facts: Mapping[str, Any] = {"rho": rho}
         found = [
             self._change(
-                p,
-                router,
-                state,
-                int(i),
-                "expert_reborn",
-                rng,
-                {**facts, "rate": float(rate[i]), "age": int(ages[i])},
-                now,
+                p, router, state, int(i), "expert_reborn", rng, {"rate": float(rate[i]), "age": int(ages[i])}, now
             )
             for i in rng.permutation(dead)[:count]
         ]
@@ -344,9 +337,7 @@ class Regeneration(Settings):
         free = np.flatnonzero(~alive)
         if excess > self.growth and len(free) and now > self.grace:
             i = int(free[0])
-            found.append(
-                self._change(p, router, state, i, "expert_born", rng, {**facts, "unrouted": state.fast.item()}, now)
-            )
+            found.append(self._change(p, router, state, i, "expert_born", rng, {"unrouted": state.fast.item()}, now))
             state.renewed.assign(Tensor(from_numpy(np.array([last[0], now + self.hold], np.float32))))
         if count:
             kept = state.renewed.numpy()
@@ -362,7 +353,8 @@ class Regeneration(Settings):
         made = newborn(self, router, i, state.unrouted.numpy()[:used], recent, rng)
         before = drift(router, i, made, recent)
         reason = "too few tokens above its threshold" if event == "expert_reborn" else "many tokens without an expert"
-        full = {**facts, "tokens": made.tokens, "drift": before}
+        measured = {name: self.signals().own.states[name].item() for name in ("rho", "d", "epsilon", "tau")}
+        full = {**facts, **measured, "tokens": made.tokens, "drift": before}
         return Change(event, _expert_path(router, i), reason, full, partial(_make, router.path, i, made, now))
 
     def _warn(self, rho: float, idle: bool) -> None:

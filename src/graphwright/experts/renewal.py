@@ -76,8 +76,9 @@ def newborn(
     width = int(p.weights.array(router.prototypes[i]).shape[0])
     count, prototype = 0, rng.normal(size=width)
     if len(unrouted):
-        rows = _units(unrouted.astype(np.float64))
-        near = rows[rows @ rows[rng.integers(len(rows))] > options.near]
+        tokens = unrouted.astype(np.float64)
+        rows = _units(tokens)
+        near = tokens[rows @ rows[rng.integers(len(rows))] > options.near]
         if len(near):
             count, prototype = len(near), near.mean(axis=0)
     prototype = prototype / max(float(np.linalg.norm(prototype)), 1e-12)

@@ -10,11 +10,12 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
 from math import inf
 
 import numpy as np
 
-from graphwright.array import bool_
+from graphwright.array import DType, NDArray, bool_, from_numpy
 from graphwright.autograd import Parameter, Tensor, Variable, as_tensor
 from graphwright.errors import UsageError
 from graphwright.experts.observed import ObservedLayer, read_by
@@ -49,11 +50,8 @@ class RouterTerm(Settings, StepTerm):
     def loss(self, layers: Sequence[ObservedLayer]) -> Tensor:
         """Return the sum of the term over the layers whose router matches, 0-d; what it measured is in `figures`."""
         self.figures.clear()
-        chosen = [layer for layer in layers if fnmatchcase(layer.path, self.layers)]
-        total = as_tensor(np.float32(0))
-        for layer in chosen:
-            total = total + self.of(layer)
-        return total
+        losses = [self.of(layer) for layer in layers if fnmatchcase(layer.path, self.layers)]
+        return sum(losses[1:], losses[0]) if losses else as_tensor(np.float32(0))
 
     def nodes(self, program: Program) -> Iterator[Ref]:
         """Iterate over what the term reads of each router: tokens, choice, and the result of MLPs."""
@@ -111,13 +109,19 @@ class sdl(RouterTerm):
     def of(self, layer: ObservedLayer) -> Tensor:
         alive, p = layer.number(layer.alive), layer.unit_prototypes
         number = alive.sum()
-        pairs = alive.unsqueeze(-1) * alive * as_tensor(1 - np.eye(p.shape[0], dtype=p.dtype.numpy))
+        pairs = alive.unsqueeze(-1) * alive * as_tensor(_off_diagonal(p.shape[0], p.dtype))
         cosines = (call("linear", p, p) * pairs).reshape(-1).norm() / (number * (number - 1.0)).clamp(min=1.0).sqrt()
         soft = (layer.logits.sigmoid() * alive * layer.routed).sum() / layer.count
         self.note(layer, "soft_count", soft)
         self.note(layer, "k", layer.number(layer.mask).sum() / layer.count)
         loss = self.diversity * cosines + self.count * ((soft - self.target) / self.target).square()
         return call("where", call("gt", number, 1.0), loss, 0.0)
+
+
+@cache
+def _off_diagonal(count: int, kind: DType) -> NDArray:
+    """1 - identity [count, count]; one array for all traces, so that a step keeps its constant after an edit."""
+    return from_numpy(1 - np.eye(count, dtype=kind.numpy))
 
 
 @dataclass(frozen=True)

@@ -370,6 +370,8 @@ class Optimizer:
         return loss
 
     def _update(self, group: ParamGroup, members: list[Parameter], attrs: dict[str, Any], found: Tensor) -> None:
+        if active_recorder.get() is not None:  # a parameter that replaces one of its name has its operand numbers
+            members = sorted(members, key=lambda p: p.name or "")
         states, rest = self._state_of_members(group, members)
         targets = [p if s.master is None else s.master for p, s in zip(members, states, strict=True)]
         grads = [p.grad.to(t.dtype) for p, t in zip(members, targets, strict=True) if p.grad is not None]

@@ -106,6 +106,7 @@ class PlanBuilder:
         changed = {*self._changed, *(written ^ self._written)}
         self._changed.clear()
         self._written = written
+        self.assumptions = {key: a for key, a in self.assumptions.items() if key in p.weights}
         self.sent.clear()
         self._walk = IncrementalWalk(p)
         if self.records:

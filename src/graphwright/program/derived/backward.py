@@ -1,14 +1,15 @@
 """Forward and backward of a program as one graph that follows its edits.
 
 Every differentiated node has a `VjpCall`: the gradients passed to its vjp and the nodes that the vjp recorded. After an
-edit the affected calls are visited from the last node to the first. If only the incoming gradients of a call changed,
-its recorded nodes are rewired instead of recorded again; if its results are unchanged, earlier nodes are not visited.
+edit the affected calls are visited from the last node to the first. If only the values that a call reads changed, not
+their specs, its recorded nodes are rewired instead of recorded again; if its results are unchanged, earlier nodes are
+not visited.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphwright.array import DType, Spec
 from graphwright.autograd import Tensor, pull_back, scoped
@@ -37,6 +38,8 @@ def writes(p: Program) -> list[tuple[Value, Value]]:
 class VjpCall(NamedTuple):
     """The recorded vector-Jacobian product of one node."""
 
+    operands: tuple[Value, ...]  # of the node's twin
+    facts: tuple[Any, ...]  # what else was recorded from: path, twin, attributes and specs
     grads: tuple[Value | None, ...]  # gradients of the node's results
     needs: tuple[bool, ...]  # which operands want a gradient
     results: tuple[Value | None, ...]  # gradients of the operands
@@ -189,18 +192,21 @@ class BackwardGraph:
             if old is not None:
                 mirror.discard(old.made)
             return None
-        if old is not None and not edited and old.needs == needs:
-            if old.grads == grads:
-                return old
-            if (swap := self._rewired(old.made, old.grads, grads)) is not None:
-                results = tuple(None if g is None else swap.get(g, g) for g in old.results)
-                return VjpCall(grads, needs, results, old.made)
-        if old is not None:
-            mirror.discard(old.made)
+        if old is not None and not edited and old.needs == needs and old.grads == grads:
+            return old
         p, twin = mirror.program, mirror.twin(Value(node)).node
         row = get(p.op(twin))
         operands = p.operands(twin)
         in_specs = [mirror.spec(v) for v in operands]
+        dtypes = [mirror.spec(mirror.twin(v)).dtype for v in reads]
+        facts = (self.source.path(node), twin, p.attrs(twin), in_specs, p.specs(twin), dtypes)
+        if old is not None and old.needs == needs and old.facts == facts:
+            before, after = (*old.operands, *old.grads), (*operands, *grads)
+            if (swap := self._rewired(old.made, before, after)) is not None:
+                results = tuple(None if g is None else swap.get(g, g) for g in old.results)
+                return VjpCall((*operands,), facts, grads, needs, results, old.made)
+        if old is not None:
+            mirror.discard(old.made)
         saved = row.saves.reads(len(operands))
         ins: list[Tensor | Spec] = [
             mirror.tensor(v) if i in saved else spec for i, (v, spec) in enumerate(zip(operands, in_specs, strict=True))
@@ -214,25 +220,25 @@ class BackwardGraph:
         with scoped("grad", self.source.path(node)):
             found = pull_back(row, given, ins, outs, p.attrs(twin), needs, in_specs)
             if node in mirror.casts:  # cast the gradients back to the dtypes before autocast
-                dtypes = [mirror.spec(mirror.twin(v)).dtype for v in reads]
                 found = [g if g is None else g.to(dtype) for g, dtype in zip(found, dtypes, strict=True)]
         results = tuple(None if g is None else mirror.recorder.value_of(g) for g in found)
-        return VjpCall(grads, needs, results, tuple(mirror.recorder.made))
+        return VjpCall((*operands,), facts, grads, needs, results, tuple(mirror.recorder.made))
 
     def _rewired(
         self, made: Sequence[NodeId], before: Sequence[Value | None], after: Sequence[Value | None]
     ) -> dict[Value, Value] | None:
-        """Rewire recorded nodes from old to new gradients; return a dict from old to new.
+        """Rewire recorded nodes from old to new values; return a dict from old to new.
 
-        Returns None if the nodes must be recorded again instead: an old gradient occurs twice, was removed, or has a
-        different spec than its replacement.
+        Returns None if the nodes must be recorded again instead: an old value that changed has two replacements, was
+        removed, or has a different spec than its replacement.
         """
         if [g is None for g in before] != [g is None for g in after]:
             return None
-        swap = {a: b for a, b in zip(before, after, strict=True) if a is not None and b is not None}
+        pairs = {(a, b) for a, b in zip(before, after, strict=True) if a is not None and b is not None}
+        swap = {a: b for a, b in pairs if a != b}
         p, spec = self.mirror.program, self.mirror.spec
-        distinct = len(swap) == sum(g is not None for g in before)
-        if not distinct or any(a.node not in p.graph or spec(a) != spec(b) for a, b in swap.items()):
+        unique = len({a for a, _ in pairs}) == len(pairs)
+        if not unique or any(a.node not in p.graph or spec(a) != spec(b) for a, b in swap.items()):
             return None
         for node in made:
             for edge in p.in_edges(node):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -189,7 +190,7 @@ class MirroredProgram:
             before, now = self.operands[node], self._operands_of(node) if node in graph else []
             more += [v.node for v in now]
             less += [v.node for v in before]
-            self.dirty.update(before)
+            self.dirty.update(v for a, b in zip_longest(before, now) if a != b for v in (a, b) if v is not None)
             self.operands[node] = now
         while more:
             node = more.pop()
@@ -224,7 +225,6 @@ class MirroredProgram:
         """Create or update the copy (twin) of a source node; return True if the readers of the node must be visited."""
         source, p = self.source, self.program
         op, old = source.op(node), self._twins.get(node)
-        self.dirty.update(self.operands[node])
         if op == INPUT:
             twin, moved = self._twins[node], False
         elif op in STORED:
