@@ -12,7 +12,7 @@ from graphwright import nn
 from graphwright.autograd import Tensor
 from graphwright.models.open import config_from, create
 
-VOCAB, WIDTH, HEADS, EXPERTS = 40, 16, 6, 8
+VOCAB, WIDTH, HEADS, EXPERTS = 101, 16, 6, 8
 FIELDS = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": 48,
     "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": VOCAB,

@@ -269,7 +269,7 @@ class ExpertMlp(Row):
     arity, attrs = (FIRST + 2, None), _ATTRS
     saves = Saves(every=True)
     traits = Traits(amp="low", fixed=(1, 2, 3, 4), contiguous=(0, 1, 2, 3, 4), mixture=True)
-    emit, torch_module = _emit, TorchModule("Experts", _module_args)
+    emit, torch_module = _emit, TorchModule("Experts", _module_args, grouped=True)
     groups = lambda attrs: (FIRST, group_width(attrs))
     sample = _sample
 

@@ -24,6 +24,7 @@ from graphwright.ops.attention import paged_check
 from graphwright.ops.attributes import Attr, StaticSize
 from graphwright.ops.axes import Atom, AxesUse, chain
 from graphwright.ops.call import as_dtype, call
+from graphwright.ops.emit import TorchModule, literal
 from graphwright.ops.experts import at_pairs, token_weights
 from graphwright.ops.registry import Cost, Row, Saves, Traits, op
 from graphwright.ops.rules import Backward, equal_dim, floating, one_dtype
@@ -152,6 +153,17 @@ def _total(terms: Sequence[Any]) -> Any:
     return call("junction", *terms)
 
 
+def _emit(ins: Sequence[str], attrs: Mapping[str, Any]) -> str:
+    heads = ", ".join(f"({', '.join(head)})" for head in _groups(ins[FIRST_HEAD:]))
+    return f"attend_routed({', '.join(ins[:FIRST_HEAD])}, [{heads}], {literal(attrs['theta'])}, run)"
+
+
+def _module_args(ins: Sequence[Spec], attrs: Mapping[str, Any]) -> Sequence[Any]:
+    """Return (size of a token, sizes of keys and values of each head, base of the rotation)."""
+    widths = [(k.shape[0], v.shape[0]) for _, k, v, _ in _groups(ins[FIRST_HEAD:])]
+    return ins[0].shape[2], widths, attrs["theta"]
+
+
 @op("routed_attention")
 class RoutedAttention(Row):
     """y = Σ over heads e and their tokens n of w[n, e] · o_e softmax_j(⟨q_n, k_j⟩/√d) v_j over tokens j <= n of e.
@@ -166,7 +178,7 @@ class RoutedAttention(Row):
     arity, attrs = (FIRST_HEAD + HEAD_WIDTH, None), _ATTRS
     saves = Saves(every=True)
     traits = Traits(amp="low", fixed=(1, 2, 3, 4, 5), contiguous=tuple(range(FIRST_HEAD)), routed_heads=True)
-    why = {"emit": "generated code has the expansion"}
+    emit, torch_module = _emit, TorchModule("RoutedHeads", _module_args, grouped=True, run=True)
     groups = lambda attrs: (FIRST_HEAD, HEAD_WIDTH)
     sample = _sample
 
