@@ -135,3 +135,12 @@ def test_invalid_targets_are_refused_before_anything_changes():
     with pytest.raises(ex.NotAMixture, match="no threshold router"):
         ex.calibrate(gw.trace(nn.MoE(16, 4, 4), x), {"x": x})
     assert thresholds(m) == start
+
+
+def test_no_threshold_is_the_cosine_of_a_token_where_tokens_repeat():
+    """Else each of these tokens would use the expert or not as its cosine is rounded."""
+    m, x = layer(8, 16), np.repeat(normal(12, 16), 20, axis=0)
+    ex.calibrate(m, gw.tensor(x), 3)
+    z = m.route(gw.tensor(x)).margin.numpy()
+    assert np.abs(z).min() > 1e-4
+    assert hits(m, x).sum(1).mean() == pytest.approx(3, abs=0.4)

@@ -25,7 +25,7 @@ exec("\n\n".join([*HELPERS.values(), *CLASSES.values()]), SCOPE)
 class Run:
     """What texts read of a forward pass."""
 
-    B, T, dtype, cache, attentions = 2, 4, torch.float32, None, None
+    B, T, dtype, cache, attentions, tokens, past = 2, 4, torch.float32, None, None, None, 0
 
 
 EMIT = {name: row.emit for name, row in OPS.items() if row.emit is not None}
@@ -123,8 +123,9 @@ def test_a_module_computes_its_op(name, seed):
         return
     if (groups := OPS[name].groups) is not None:
         first, width = groups(attrs)
-        each = ["gate", "up", "down"][-(width // 2 if attrs["bias"] else width) :]
-        names = [f"{n}.{kind}" for n in each for kind in ("weight", "bias")[: 1 + attrs["bias"]]]
+        kinds = ("weight", "bias")[: 1 + attrs.get("bias", False)]
+        each = "qkvo" if OPS[name].traits.routed_heads else ["gate", "up", "down"][-(width // len(kinds)) :]
+        names = [f"{n}.{kind}" for n in each for kind in kinds]
         keys = [f"at.{3 * e}.{n}" for e in range((len(arrays) - first) // width) for n in names]
         found = form_of_groups(form, args, first, keys, width)
         assert found is not None
@@ -134,13 +135,14 @@ def test_a_module_computes_its_op(name, seed):
     weights = {key: tensors[i] for i, key in form.weights.items() if i < len(tensors)}
     module.load_state_dict(weights)
     given: list[object] = [t for i, t in enumerate(tensors) if i not in form.weights]
-    if form.run:
-        run, queries, keys = Run(), *(torch.arange(t.shape[2]) for t in tensors[:2])
+    run = Run()
+    if OPS[name].traits.attention:
+        queries, keys = (torch.arange(t.shape[2]) for t in tensors[:2])
         queries = queries[:, None] + len(keys) - len(queries)
         hidden = (keys > queries) | (keys <= queries - (attrs["window"] or len(keys)))
         run.masks = {attrs["window"]: torch.where(hidden, -torch.inf, 0.0)}  # pyright: ignore[reportAttributeAccessIssue]
         module.config = SimpleNamespace(_attn_implementation="eager")
-        given.append(run)
+    given += [run] if form.run else []
     with torch.no_grad():
         np.testing.assert_allclose(module(*given).numpy(), ours[0].data.to_numpy(), rtol=1e-4, atol=1e-5)
 

@@ -41,11 +41,12 @@ WHY_NOT = {
     ),
     "a primitive: gates": "gate gate_grad",
     "decides by a position on the host": "rope_dynamic rope_longer",
-    "a primitive: rows found through a table": "sdpa_paged",
+    "a primitive: rows found through a table": "sdpa_paged routed_attention_cached",
     "carries state": (
         "kv_append kv_append_paged sgd_step adam_step adamw_step rmsprop_step lion_step muon_step unscale_check "
         "ema_step adagrad_step adadelta_step adamax_step nadam_step radam_step asgd_step rprop_step"
     ),
+    "entries of a cache": "routed_entries",
     "a primitive: flags of gradients": "zero_check",
     "a primitive: the next id of a text, with its draw": "sample_token",
     "a primitive: random numbers": "uniform normal gumbel randint bernoulli multinomial dropout stochastic_round",

@@ -91,18 +91,22 @@ def expert_probe(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor
     return surprise, gain
 
 
+def rotated_by(t: torch.Tensor, positions: torch.Tensor, theta: float | None) -> torch.Tensor:
+    """t [B, T, d] as a + ib for pairs of entries half an axis apart, times e^(i·angle)."""
+    half = t.shape[-1] // 2
+    angle = positions[..., None] * (theta or 1.0) ** (-torch.arange(half, dtype=torch.float64) / half)
+    cos, sin = (f(angle if theta else angle * 0).to(t.dtype) for f in (torch.cos, torch.sin))
+    a, b = t.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
 def routed_attention(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
     """Head by head, each a dense masked attention of all tokens."""
     x, offsets, rows, pairs, weights, positions = ins[:6]
     batch, time, width = x.shape
-    half = ins[6].shape[0] // 2
-    powers = (attrs["theta"] or 1.0) ** (-torch.arange(half, dtype=torch.float64) / half)
-    angle = positions[..., None] * powers if attrs["theta"] else torch.zeros(1, time, half)
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
 
     def rotated(t: torch.Tensor) -> torch.Tensor:
-        a, b = t.chunk(2, -1)
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+        return rotated_by(t, positions, attrs["theta"])
 
     total = sum(t.sum() * 0 for t in (x, weights, *ins[6:])) + torch.zeros(batch * time, width, dtype=x.dtype)
     for e, start in enumerate(range(6, len(ins), 4)):
@@ -127,3 +131,38 @@ def routed_attention_backward(ins: Sequence[torch.Tensor], attrs: dict) -> tuple
     out = routed_attention(operands, attrs)
     wanted = [operands[i] for i in attrs["wanted"]]
     return torch.autograd.grad(out, wanted, ins[0], create_graph=True, allow_unused=True, materialize_grads=True)
+
+
+def routed_entries(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor, torch.Tensor]:
+    """All heads on all tokens, then zeros where a head lacks the token."""
+    x, offsets, rows, _, positions = ins[:5]
+    uses = torch.zeros(x.shape[0] * x.shape[1], len(ins[5::2]), dtype=x.dtype)
+    for e in range(uses.shape[1]):
+        uses[rows[int(offsets[e]) : int(offsets[e + 1])], e] = 1
+    uses = uses.view(*x.shape[:2], -1)
+    keys = [
+        rotated_by(F.linear(x, m), positions, attrs["theta"]) * uses[..., e : e + 1] for e, m in enumerate(ins[5::2])
+    ]
+    values = [F.linear(x, m) * uses[..., e : e + 1] for e, m in enumerate(ins[6::2])]
+    return torch.cat([*keys, uses], -1)[:, None], torch.cat(values, -1)[:, None]
+
+
+def routed_attention_cached(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    """Query by query, over the entries of its sequence up to its own that the head has."""
+    x, offsets, rows, pairs, weights, positions, keys, values, table, lengths = ins[:10]
+    out, block = torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32)), keys.shape[2]
+    first, second, flags = 0, 0, keys.shape[3] - len(ins[10::2])
+    for e, (q, o) in enumerate(zip(ins[10::2], ins[11::2], strict=True)):
+        queries = rotated_by(F.linear(x, q), positions, attrs["theta"])
+        for r in range(int(offsets[e]), int(offsets[e + 1])):
+            b, t = divmod(int(rows[r]), x.shape[1])
+            if lengths[b] < 0:
+                continue
+            seen = [(int(table[b, j // block]), j % block) for j in range(int(lengths[b]) + t + 1)]
+            seen = [(page, at) for page, at in seen if keys[page, 0, at, flags + e] == 1]
+            k = torch.stack([keys[page, 0, at, first : first + len(q)] for page, at in seen])
+            v = torch.stack([values[page, 0, at, second : second + o.shape[1]] for page, at in seen])
+            mixed = torch.softmax(k @ queries[b, t] / len(q) ** 0.5, 0) @ v
+            out[b, t] += weights.reshape(-1)[pairs[r]] * (o @ mixed)
+        first, second = first + len(q), second + o.shape[1]
+    return out.to(x.dtype)

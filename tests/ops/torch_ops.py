@@ -16,6 +16,8 @@ from torch_experts import (
     expert_probe,
     routed_attention,
     routed_attention_backward,
+    routed_attention_cached,
+    routed_entries,
 )
 from torch_gates import gate, gate_grad
 from torch_optimizers import (
@@ -409,6 +411,8 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "expert_probe": expert_probe,
     "routed_attention": routed_attention,
     "routed_attention_backward": routed_attention_backward,
+    "routed_attention_cached": routed_attention_cached,
+    "routed_entries": routed_entries,
     "grouped_outer": lambda ins, a: torch.stack(
         [x.T @ y for x, y in zip(runs(ins[0], ins[2]), runs(ins[1], ins[2]), strict=True)]
     ),

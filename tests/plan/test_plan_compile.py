@@ -373,6 +373,8 @@ ALLOCATES = {
             "expert_probe",
             "routed_attention",
             "routed_attention_backward",
+            "routed_attention_cached",
+            "routed_entries",
         ),
         "tokens per expert are known at run time",
     ),

@@ -19,6 +19,9 @@ from graphwright.program import Program
 from graphwright.program.weights import as_array
 from graphwright.report import Report
 
+ROUNDING = 1e-6
+"""Difference of cosines that the order of additions in float32 can make."""
+
 
 @dataclass(frozen=True, slots=True)
 class CalibratedLayer(Report):
@@ -80,7 +83,9 @@ def calibrate(target: Module | Program | Model, batch: Any, k0: float = 3) -> Ca
     """Set each threshold to the (1 - k0/E) quantile of its expert's cosines on a batch, layer after layer.
 
     The next layer sees the tokens that the layer before it makes with its new thresholds. Quantiles are linearly
-    interpolated, thresholds clipped to ±0.99; E counts experts that are alive, and dead ones keep their thresholds.
+    interpolated, thresholds clipped to ±0.99; E counts experts that are alive, and dead ones keep their thresholds. A
+    quantile that is the cosine of a token, as where tokens repeat, moves halfway to the next larger cosine: else
+    rounding would decide whether the expert has the token.
 
     Args:
         target: a module, which is set in place; a program or model gets one edit of author `pass`.
@@ -105,7 +110,11 @@ def thresholds_of(cosines: np.ndarray, k0: float, where: str) -> np.ndarray:
     known = cosines[np.isfinite(cosines).all(1)]
     if not len(known):
         raise UsageError("the batch has no token for this router", where=where, got=f"cosines {list(cosines.shape)}")
-    found = np.quantile(known.astype(np.float64), 1 - k0 / experts, axis=0)
+    known = known.astype(np.float64)
+    found = np.quantile(known, 1 - k0 / experts, axis=0)
+    larger = np.where(known > found + ROUNDING, known, np.inf).min(0)
+    ties = (np.abs(known - found) <= ROUNDING).any(0) & np.isfinite(larger)
+    found[ties] = (found[ties] + larger[ties]) / 2
     return np.clip(found, -HIGHEST_THRESHOLD, HIGHEST_THRESHOLD)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from graphwright.arguments import checked
 from graphwright.array import BY_TAG, Spec, bfloat16, int64
 from graphwright.graph import NodeId
+from graphwright.models.generation.entries import attentions, entry_specs
 from graphwright.ops import get, traits
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.cost import flops, ones
@@ -170,12 +171,8 @@ def _kinds(found: tuple[Mixture, ...]) -> list[str]:
 
 def kv_bytes_per_token(p: Program) -> int:
     """Return the bytes that each token adds to a sequence's KV cache, over all attention ops that outputs need."""
-    total, needed = 0, p.reachable(p.outputs())
-    for node in (n for n in p.of_traits(attention=True) if n in needed):
-        for v in p.operands(node)[1:3]:
-            spec = p.spec(v)
-            total += Spec((spec.shape[1], spec.shape[3]), spec.dtype).nbytes  # without batch and length
-    return total
+    specs = (spec for node in attentions(p) for spec in entry_specs(p, node))
+    return sum(Spec((s.shape[1], s.shape[3]), s.dtype).nbytes for s in specs)  # without batch and length
 
 
 def weight_bytes_per_token(p: Program, narrow: bool = False) -> int:

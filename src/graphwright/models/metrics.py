@@ -19,7 +19,7 @@ from graphwright.models.generation.text import feeds_of, token_rows
 from graphwright.models.loading import EMBEDDING, TIED_HEAD
 from graphwright.models.tokenizer import ByteTokenizer, Tokenizer
 from graphwright.ops import call
-from graphwright.program.kinds import STORED
+from graphwright.program.kinds import CONST, STORED
 from graphwright.program.validate import Mismatch
 from graphwright.progress import Progress, ProgressCallback
 from graphwright.report import Report
@@ -164,11 +164,17 @@ def check_finite(p: Program, result: np.ndarray, ids: np.ndarray | None = None) 
 
 
 def non_finite(p: Program) -> list[tuple[str, int, tuple[int, ...]]]:
-    """Return (key, count, first index) of each weight with NaN or infinity; reads every weight."""
+    """Return (key, count, first index) of each weight with NaN or infinity; reads every weight.
+
+    A constant may be infinite, as the score of what is masked.
+    """
     found = []
-    for key in sorted({p.key(n) for kind in STORED for n in p.of_kind(kind)}):
+    for key, node in sorted({p.key(n): n for kind in STORED for n in p.of_kind(kind)}.items()):
         array = p.weights.array(key)
-        if array.dtype.is_float and (count := int((bad := _bad(array)).sum())):
+        if not array.dtype.is_float:
+            continue
+        bad = np.isnan(array.to_numpy("float32")) if p.op(node) == CONST else _bad(array)
+        if count := int(bad.sum()):
             found.append((key, count, tuple(int(i) for i in np.argwhere(bad)[0])))
     return found
 

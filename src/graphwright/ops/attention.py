@@ -388,7 +388,8 @@ class SdpaBackward(Backward):
         return [q, k, v, rng.normal(size=(2, 4, 4, 5)), rng.normal(size=(2, 4, 4, 5))], attrs
 
 
-def _paged_check(batch: object, table: Spec, lengths: Spec) -> None:
+def paged_check(batch: object, table: Spec, lengths: Spec) -> None:
+    """Check the table of blocks [B, blocks] and the lengths [B] of a paged cache. Raises: DTypeError, ShapeError."""
     if table.dtype is not int32 or lengths.dtype is not int32 or len(table.shape) != 2:
         expected = "int32 [B, blocks] and int32 [B]"
         raise DTypeError("invalid block table or lengths", expected=expected, got=f"{table}, {lengths}")
@@ -429,7 +430,7 @@ class KvAppendPaged(_KvAppend):
         if len(pool.shape) != 4 or len(rows.shape) != 4:
             expected = "a pool [N, G, block, D] and entries [B, G, T, D]"
             raise ShapeError("invalid operands of kv_append_paged", expected=expected, got=f"{pool}, {rows}")
-        _paged_check(rows.shape[0], table, lengths)
+        paged_check(rows.shape[0], table, lengths)
         if (pool.shape[1], pool.shape[3]) != (rows.shape[1], rows.shape[3]):
             raise ShapeError("pool and new entries differ in number of heads or head size", expected=pool, got=rows)
         return pool
@@ -470,7 +471,7 @@ class SdpaPaged(Row):
         if any(len(t.shape) != 4 for t in (q, k, v)):
             expected = "q [B, H, T, D] and pools [N, G, block, D]"
             raise ShapeError("invalid operands of paged attention", expected=expected, got=f"{q}, {k}, {v}")
-        _paged_check(q.shape[0], table, lengths)
+        paged_check(q.shape[0], table, lengths)
         equal_dim(q.shape[3], k.shape[3], "head_dim of k")
         for axis, name in ((0, "blocks"), (1, "kv heads"), (2, "block")):
             equal_dim(k.shape[axis], v.shape[axis], f"{name} of v")

@@ -34,14 +34,16 @@ class TorchModule:
         args: function from the specs of the operands and the attributes to the arguments of the class; None for a use
             of the op that the class does not compute.
         weights: operand number -> name of the module's parameter; the call passes the other operands.
-            Empty for an op with operands in groups, such as the experts of a layer: the module has a child for each
-            group, with a linear layer for each of its matrices, and names them as their keys do.
+        grouped: whether the module holds the op's operand groups, such as the experts of a layer: it has a child for
+            each group, with a linear layer for each of its matrices, named as their keys. `args` then returns the size
+            of the operands, the widths of each group, and other arguments.
         run: whether the call also passes `run`, the sizes, masks and cache of the forward pass.
     """
 
     name: str
     args: Callable[[Sequence[Spec], Mapping[str, Any]], Sequence[Any] | None]
     weights: Mapping[int, str] = field(default_factory=dict)
+    grouped: bool = False
     run: bool = False
 
 

@@ -300,7 +300,7 @@ class ExpertMlp(Row):
     arity, attrs = (FIRST + 2, None), _ATTRS
     saves = Saves(every=True)
     traits = Traits(amp="low", fixed=(1, 2, 3, 4), contiguous=(0, 1, 2, 3, 4), mixture=True)
-    emit, torch_module, vm = _emit, TorchModule("Experts", _module_args), forms.EXPERTS
+    emit, torch_module, vm = _emit, TorchModule("Experts", _module_args, grouped=True), forms.EXPERTS
     groups, narrow, algorithms = lambda attrs: (FIRST, group_width(attrs)), _narrow, _algorithms(0, 2)
     sample = _sample
 

@@ -110,6 +110,9 @@ class Traits:
     # sums the results of experts, which are groups of operands, by weights (operand 4); operands 1 to 3 are from an op
     # that routes
     mixture: bool = False
+    # attention of heads, which are groups of operands (q, k, v, o), each on its own tokens: those of its run, operands
+    # 1 to 3 from an op that routes; operand 5 has the positions
+    routed_heads: bool = False
     # layout of operand 1, a weight that operand 0 is contracted with: `out_in` for x·Wᵀ, `in_out` for x·W, `window`
     # for [out, in, kernel...]; "" for ops that contract nothing
     contracts: str = ""

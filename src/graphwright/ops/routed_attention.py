@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import log, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from graphwright.array.dtype import float32, float64, int64
-from graphwright.array.formulas.experts import FIRST_HEAD, HEAD_WIDTH
-from graphwright.array.spec import Spec
+from graphwright.array.formulas.experts import (
+    CACHED_WIDTH,
+    ENTRY_WIDTH,
+    FIRST_CACHED,
+    FIRST_ENTRY,
+    FIRST_HEAD,
+    HEAD_WIDTH,
+)
+from graphwright.array.spec import Dim, Spec
 from graphwright.errors import DTypeError, ShapeError, UsageError
+from graphwright.ops.attention import paged_check
 from graphwright.ops.attributes import Attr, StaticSize
 from graphwright.ops.axes import Atom, AxesUse, chain
 from graphwright.ops.call import as_dtype, call
+from graphwright.ops.emit import TorchModule, literal
 from graphwright.ops.experts import at_pairs, token_weights
 from graphwright.ops.registry import Cost, Row, Saves, Traits, op
 from graphwright.ops.rules import Backward, equal_dim, floating, one_dtype
@@ -23,39 +33,49 @@ from graphwright.settings import Positive
 _ATTRS = {"theta": Attr(Positive | None, None)}
 
 
-def _check(x: Spec, offsets: Spec, rows: Spec, pairs: Spec, weights: Spec, positions: Spec, *heads: Spec) -> None:
+def _check(x: Spec, runs: Sequence[Spec], positions: Spec, heads: Sequence[Spec], names: str = "qkvo") -> None:
+    """Check tokens, runs and positions, and the matrices of heads, of which each has one of each of the `names`."""
     floating(one_dtype(x, *heads))
-    floating(weights)
     if len(x.shape) != 3:
         raise ShapeError("the tokens are not sequences", expected="x [B, T, C]", got=x)
-    for name, t in (("offsets", offsets), ("rows", rows), ("pairs", pairs)):
+    for name, t in zip(("offsets", "rows", "pairs"), runs, strict=True):
         if t.dtype is not int64 or len(t.shape) != 1:
             raise DTypeError(f"the {name} do not come from a dispatch", expected="int64, one axis", got=t)
+    offsets, rows, pairs = runs
     equal_dim(rows.shape[0], pairs.shape[0], "R")
     if positions.dtype is not int64 or positions.shape not in (x.shape[:2], (1, x.shape[1])):
         raise ShapeError("invalid positions", expected=f"int64 [{x.shape[0]} or 1, {x.shape[1]}]", got=positions)
-    if not heads or len(heads) % HEAD_WIDTH:
-        expected = f"{HEAD_WIDTH} operands per head from operand {FIRST_HEAD} on: q, k, v, o"
+    if not heads or len(heads) % len(names):
+        expected = f"{len(names)} operands per head at the end: {', '.join(names)}"
         raise UsageError("the operands are not those of whole heads", expected=expected, got=len(heads))
-    equal_dim(offsets.shape[0], len(heads) // HEAD_WIDTH + 1, "E + 1")
-    for number, (q, k, v, o) in enumerate(_groups(heads)):
-        inner, value = (t.shape[0] if t.shape else None for t in (q, v))
-        wanted = {"q": (q, inner), "k": (k, inner), "v": (v, value)}
-        for name, t, shape in [*((n, t, (d, x.shape[2])) for n, (t, d) in wanted.items()),
-                               ("o", o, (x.shape[2], value))]:  # fmt: skip
+    equal_dim(offsets.shape[0], len(heads) // len(names) + 1, "E + 1")
+    for number, group in enumerate(_groups(heads, len(names))):
+        given = dict(zip(names, group, strict=True))
+        inner, value = _width(given, q=0, k=0), _width(given, v=0, o=1)
+        for name, t in given.items():
+            shape = (x.shape[2], value) if name == "o" else (value if name == "v" else inner, x.shape[2])
             if t.shape != shape:
                 raise ShapeError("the matrix of a head has the wrong shape", where=f"head {number}, {name}",
                                  expected=shape, got=t)  # fmt: skip
         if inner is None or inner % 2:
-            raise ShapeError("the width of queries is odd", where=f"head {number}", expected="an even d", got=q)
+            raise ShapeError("the width of queries is odd", where=f"head {number}", expected="an even d", got=group[0])
 
 
-def _groups(operands: Sequence[Any]) -> list[Sequence[Any]]:
-    return [operands[i : i + HEAD_WIDTH] for i in range(0, len(operands), HEAD_WIDTH)]
+def _width(given: Mapping[str, Spec], **axes: int) -> Dim | None:
+    """Return the size of the first matrix that is given, along its axis; None if it lacks this axis."""
+    name = next(n for n in axes if n in given)
+    return given[name].shape[axes[name]] if len(given[name].shape) > axes[name] else None
 
 
-def _sample(rng: np.random.Generator) -> tuple[list[Any], dict[str, Any]]:
-    """Draw two sequences of four tokens of width 3, and one head, or two of which the second has no tokens."""
+def _groups(operands: Sequence[Any], width: int = HEAD_WIDTH) -> list[Sequence[Any]]:
+    return [operands[i : i + width] for i in range(0, len(operands), width)]
+
+
+def _drawn(rng: np.random.Generator) -> tuple[list[Any], list[list[Any]], dict[str, Any]]:
+    """Draw two sequences of four tokens of width 3, and one head, or two of which the second has no tokens.
+
+    Returns: the operands before the heads, the matrices of each head, the attributes.
+    """
     batch, time, width, value, heads = 2, 4, 3, int(rng.integers(1, 4)), 1 + int(rng.random() < 0.3)
     mask = rng.random((batch * time, heads)) < 0.7
     mask[:, 1:] = False
@@ -64,10 +84,16 @@ def _sample(rng: np.random.Generator) -> tuple[list[Any], dict[str, Any]]:
     rows, pairs = (np.zeros(mask.size, np.int64) for _ in range(2))
     rows[: len(found)], pairs[: len(found)] = [f[1] for f in found], [f[2] for f in found]
     positions = np.arange(time)[None] + rng.integers(0, 3, (int(rng.integers(1, 3)), 1))
-    shapes = [(2, width), (2, width), (value, width), (width, value)] * heads
+    shapes = (2, width), (2, width), (value, width), (width, value)
     x, weights = rng.normal(size=(batch, time, width)), rng.random((batch * time, heads))
-    ins = [x, offsets, rows, pairs, weights, positions, *(rng.normal(size=s) for s in shapes)]
-    return ins, {"theta": None if rng.random() < 0.3 else 100.0}
+    matrices = [[rng.normal(size=s) for s in shapes] for _ in range(heads)]
+    given = [x, offsets, rows, pairs, weights, positions]
+    return given, matrices, {"theta": None if rng.random() < 0.3 else 100.0}
+
+
+def _sample(rng: np.random.Generator) -> tuple[list[Any], dict[str, Any]]:
+    given, matrices, attrs = _drawn(rng)
+    return [*given, *(m for head in matrices for m in head)], attrs
 
 
 class _Head(NamedTuple):
@@ -127,6 +153,17 @@ def _total(terms: Sequence[Any]) -> Any:
     return call("junction", *terms)
 
 
+def _emit(ins: Sequence[str], attrs: Mapping[str, Any]) -> str:
+    heads = ", ".join(f"({', '.join(head)})" for head in _groups(ins[FIRST_HEAD:]))
+    return f"attend_routed({', '.join(ins[:FIRST_HEAD])}, [{heads}], {literal(attrs['theta'])}, run)"
+
+
+def _module_args(ins: Sequence[Spec], attrs: Mapping[str, Any]) -> Sequence[Any]:
+    """Return (size of a token, sizes of keys and values of each head, base of the rotation)."""
+    widths = [(k.shape[0], v.shape[0]) for _, k, v, _ in _groups(ins[FIRST_HEAD:])]
+    return ins[0].shape[2], widths, attrs["theta"]
+
+
 @op("routed_attention")
 class RoutedAttention(Row):
     """y = Σ over heads e and their tokens n of w[n, e] · o_e softmax_j(⟨q_n, k_j⟩/√d) v_j over tokens j <= n of e.
@@ -140,14 +177,15 @@ class RoutedAttention(Row):
 
     arity, attrs = (FIRST_HEAD + HEAD_WIDTH, None), _ATTRS
     saves = Saves(every=True)
-    traits = Traits(amp="low", fixed=(1, 2, 3, 4, 5), contiguous=tuple(range(FIRST_HEAD)))
-    why = {"emit": "generated code has the expansion"}
+    traits = Traits(amp="low", fixed=(1, 2, 3, 4, 5), contiguous=tuple(range(FIRST_HEAD)), routed_heads=True)
+    emit, torch_module = _emit, TorchModule("RoutedHeads", _module_args, grouped=True, run=True)
     groups = lambda attrs: (FIRST_HEAD, HEAD_WIDTH)
     sample = _sample
 
-    def infer(*ins, theta):
-        _check(*ins)
-        return ins[0]
+    def infer(x, offsets, rows, pairs, weights, positions, *heads, theta):
+        floating(weights)
+        _check(x, (offsets, rows, pairs), positions, heads)
+        return x
 
     def vjp(g, ins, outs, attrs, needs):
         wanted = tuple(i for i, need in enumerate(needs) if need)
@@ -208,7 +246,7 @@ class RoutedAttentionBackward(Backward):
     why = {"vjp": "opaque: where a gradient may be needed the expansion runs"}
 
     def infer(g, *ins, wanted, theta):
-        _check(*ins)
+        RoutedAttention.infer(*ins, theta=theta)
         one_dtype(ins[0], g)
         if g.shape != ins[0].shape or any(not 0 <= i < len(ins) or not ins[i].dtype.is_float for i in wanted):
             raise ShapeError("invalid gradients of routed_attention", expected=f"g {ins[0]}", got=f"{g}, {wanted}")
@@ -251,3 +289,98 @@ class RoutedAttentionBackward(Backward):
         weights = as_dtype(ins[5], dense.dtype)
         found |= {0: _total(dx), 4: at_pairs(columns, (*ins[1:5], weights), len(shares))}
         return tuple(as_dtype(found[i], ins[1 + i].dtype) for i in attrs["wanted"])
+
+
+class _Cached(Row):
+    vjp, why = None, {
+        "vjp": "caches are for inference",
+        "axes": "only in programs with a cache, which are derived and not edited",
+        "onnx": "caches belong to a running model",
+        "emit": "generated code has the cache of transformers",
+    }  # fmt: skip
+
+
+@op("routed_entries")
+class RoutedEntries(_Cached):
+    """Entries of a KV cache for `routed_attention`: keys [B, 1, T, Σd + E] and values [B, 1, T, Σd'] of all E heads.
+
+    Operands: x [B, T, C]; offsets, rows and pairs of a `dispatch` of the B·T tokens; positions int64 [B or 1, T]; then
+    for each head k [d, C] and v [d', C]. A row has the rotated keys of the heads one after the other, then E numbers,
+    1 for the heads that have the token; entries of the other heads are 0. Computed in float32 or wider.
+    """
+
+    arity, attrs, results = (FIRST_ENTRY + ENTRY_WIDTH, None), _ATTRS, ("keys", "values")
+    traits = Traits(amp="low", fixed=(1, 2, 3, 4), contiguous=tuple(range(FIRST_ENTRY)))
+    groups = lambda attrs: (FIRST_ENTRY, ENTRY_WIDTH)
+
+    def infer(x, offsets, rows, pairs, positions, *heads, theta):
+        _check(x, (offsets, rows, pairs), positions, heads, "kv")
+        keys, values = (sum(m.shape[0] for m in heads[i::ENTRY_WIDTH]) for i in range(ENTRY_WIDTH))
+        start = (x.shape[0], 1, x.shape[1])
+        return Spec((*start, keys + len(heads) // ENTRY_WIDTH), x.dtype), Spec((*start, values), x.dtype)
+
+    def cost(ins, outs, attrs):
+        heads = ins[FIRST_ENTRY:]
+        mean = sum(m.size for m in heads) / (len(heads) // ENTRY_WIDTH)
+        return Cost(int(2 * ins[2].size * mean), sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
+
+    def sample(rng):
+        (x, *runs, _, positions), matrices, attrs = _drawn(rng)
+        return [x, *runs, positions, *(m for _, k, v, _ in matrices for m in (k, v))], attrs
+
+
+@op("routed_attention_cached")
+class RoutedAttentionCached(_Cached):
+    """`routed_attention` of new tokens over the keys and values that `routed_entries` made of them and earlier ones.
+
+    Operands: x [B, T, C]; offsets, rows and pairs of a `dispatch` of the B·T tokens; `weights`, read at the flat
+    indices `pairs`; positions int64 [B or 1, T]; keys and values, each a pool [N, 1, block, D]; table int32 [B, blocks]
+    and lengths int32 [B] as in `sdpa_paged`; then for each head q [d, C] and o [C, d']. Query t of sequence b is entry
+    lengths[b] + t, which is in the pools already; it sees the entries of its head up to its own. A batch row without a
+    sequence (length -1) gives 0.
+    """
+
+    arity, attrs = (FIRST_CACHED + CACHED_WIDTH, None), _ATTRS
+    traits = Traits(amp="low", fixed=(1, 2, 3, 4, 5, 6, 7, 8, 9), contiguous=tuple(range(FIRST_CACHED)))
+    groups = lambda attrs: (FIRST_CACHED, CACHED_WIDTH)
+
+    def infer(x, offsets, rows, pairs, weights, positions, keys, values, table, lengths, *heads, theta):
+        floating(weights)
+        floating(one_dtype(keys, values))
+        _check(x, (offsets, rows, pairs), positions, heads, "qo")
+        paged_check(x.shape[0], table, lengths)
+        count = len(heads) // CACHED_WIDTH
+        widths = sum(m.shape[0] for m in heads[::CACHED_WIDTH]) + count, sum(m.shape[1] for m in heads[1::CACHED_WIDTH])
+        for name, pool, width in zip(("keys", "values"), (keys, values), widths, strict=True):
+            if len(pool.shape) != 4 or pool.shape[1::2] != (1, width) or pool.shape != (*keys.shape[:3], width):
+                raise ShapeError("entries of a cache have the wrong shape", where=name,
+                                 expected=f"[N, 1, block, {width}]", got=pool)  # fmt: skip
+        return x
+
+    def cost(ins, outs, attrs):
+        x, keys, values, table = ins[0], *ins[6:9]
+        heads = ins[FIRST_CACHED:]
+        mean = sum(m.size for m in heads) / (len(heads) // CACHED_WIDTH)
+        entries = table.sizes[1] * keys.sizes[2]  # at most
+        read = sum(i.nbytes for i in (*ins[:6], *heads)) + table.sizes[0] * entries * (
+            keys.sizes[3] * keys.dtype.itemsize + values.sizes[3] * values.dtype.itemsize
+        )
+        widths = (keys.sizes[3] + values.sizes[3]) * CACHED_WIDTH / len(heads)
+        return Cost(int(2 * ins[2].size * (mean + entries * widths)), read, x.nbytes)
+
+    def sample(rng):
+        """Draw blocks of two entries; the second batch row may be without a sequence."""
+        (x, offsets, rows, pairs, weights, positions), matrices, attrs = _drawn(rng)
+        table, lengths = np.array([[3, 1, 5, 6], [0, 4, 2, 7]], np.int32), rng.integers(0, 5, 2).astype(np.int32)
+        lengths[1] = -1 if rng.random() < 0.2 else lengths[1]
+        widths = [sum(head[i].shape[0] for head in matrices) for i in (1, 2)]
+        keys, values = (rng.normal(size=(8, 1, 2, n)) for n in widths)
+        used = (rng.random((8, 1, 2, len(matrices))) < 0.6).astype(float)
+        for e, (a, b) in enumerate(pairwise(offsets)):
+            for row in rows[a:b]:
+                sequence, t = divmod(int(row), x.shape[1])
+                page, inside = divmod(int(lengths[sequence]) + t, 2)
+                used[table[sequence, page], 0, inside, e] = 1
+        heads = [m for q, _, _, o in matrices for m in (q, o)]
+        keys = np.concatenate([keys, used], axis=3)
+        return [x, offsets, rows, pairs, weights, positions, keys, values, table, lengths, *heads], attrs

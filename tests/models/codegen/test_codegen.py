@@ -13,6 +13,7 @@ from typing import Any
 import checkpoints
 import numpy as np
 import pytest
+from dynamic import dynamic_model
 from edits import (
     cut_attention,
     cut_mlp,
@@ -30,6 +31,7 @@ from edits import (
 )
 
 import graphwright as gw
+from graphwright import experts
 from graphwright.models import ExportLevelImpossible
 from graphwright.models.codegen.source import emittable, generate
 from graphwright.ops import OPS
@@ -57,11 +59,13 @@ CASES = [
     "hostile-names",
     "zero-junction",
     "other-trunk",
+    "routed-heads",
+    "routed-alone",
 ]
 
 
 STEPS = dict.fromkeys(CASES, 8) | dict.fromkeys(
-    ("random-0", "everything", "rope-dynamic", "window-types"), deep(32, 16)
+    ("random-0", "everything", "rope-dynamic", "window-types", "routed-heads"), deep(32, 16)
 )
 """Tokens to choose: many where there is a cache of windows, or frequencies that change on the way."""
 
@@ -81,6 +85,18 @@ def edited(case: str, folder: Path, made):
     if case == "window-types":  # the full-attention layers that remain must not get caches of the windowed ones
         m = gw.open(made("qwen2-layer-types").path)
         cut_attention(m, 0)
+        return m
+    if case == "routed-alone":  # all entries of the cache are those of routed heads; keys of layer 1 name no groups
+        m = dynamic_model(shared=0, theta=None)
+        with m.edit("odd keys") as e:
+            for name in ("attn.heads.2.q.weight", "moe.experts.3.up.weight"):
+                e.rename(f"layers.1.{name}", f"layers.1.{name}", key=f"odd.{name.replace('.', '_')}")
+        return m
+    if case == "routed-heads":
+        m = dynamic_model(null=True)
+        with m.edit("switch off two experts and a head") as e:
+            experts.set_alive(e, "layers.0.moe", [2, 5], alive=False)
+            experts.set_alive(e, "layers.1.attn", [0], alive=False)
         return m
     kind = "bfloat16" if case == "bf16" else "float32"
     m = gw.open(checkpoints.make(folder, "llama", dtype=kind, **DEEP).path)
@@ -278,6 +294,33 @@ def test_equal_blocks_share_one_function_and_become_a_loop(made):
     text = text_of(m)
     assert text.count("class Block") == 1
     assert "for i in range(3):\n            x = self.model.layers[i](x, cos, sin, run)" in text
+
+
+def test_routed_layers_share_one_function_and_hold_what_their_routers_read():
+    text = text_of(dynamic_model())
+    assert text.count("class Block") == 1
+    assert "for i in range(2):\n            x = self.layers[i](x, position" in text
+    assert "self.attn.heads(" in text
+    assert "self.moe.experts(" in text
+    assert '"layers.{}.attn.heads.3.prototype": dict.fromkeys(range(2), (16,))' in text
+    assert text.count("torch.tensor(-torch.inf") == 1
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_heads_that_no_module_can_hold_are_operands(runs):
+    code = next(runs("routed-alone")[1].glob("modeling_*.py")).read_text()
+    assert code.count("attend_routed(") == 3  # its definition, the module of layer 0, and layer 1
+    assert code.count("mix_experts(") == 3
+
+
+def test_a_program_that_changes_state_is_refused():
+    m = dynamic_model()
+    p = m.program
+    state = next(n for n in p.states() if p.path(n) == "layers.0.attn.shared.rope.inv_freq")
+    with m.edit("decay") as e:
+        e.assign(state, e.add("mul", state, e.const("half", np.float32(0.5))))
+    with pytest.raises(ExportLevelImpossible, match="changes state"):
+        emittable(p)
 
 
 def test_a_skip_ends_the_loop(made):

@@ -213,7 +213,7 @@ def kv_append(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[
 _TILE = 256  # keys per tile, rounded down to whole blocks
 
 
-def _pages(table: torch.Tensor, first: int, stop: int, block: int, blocks: int) -> torch.Tensor:
+def mapped_pages(table: torch.Tensor, first: int, stop: int, block: int, blocks: int) -> torch.Tensor:
     """Return the block numbers of positions first..stop - 1 of a sequence. Raises: IndexError if a block is missing."""
     if stop > first and (stop - 1) // block >= len(table):
         raise IndexError(f"position {stop - 1} is past the block table: {len(table)} blocks of {block} positions")
@@ -232,7 +232,7 @@ def kv_append_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) ->
     def run() -> None:
         starts = lengths.tolist()
         found = [
-            _pages(table[b], start, start + count, block, pool.shape[0]).tolist() if start >= 0 else ()
+            mapped_pages(table[b], start, start + count, block, pool.shape[0]).tolist() if start >= 0 else ()
             for b, start in enumerate(starts)
         ]
         for call in copy_to_outputs(outs, [pool]):
@@ -281,7 +281,7 @@ def sdpa_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call
         return tile_view.view(groups, n * block, width)
 
     def look(b: int, start: int, low: int, high: int) -> None:
-        pages = _pages(table[b], low, high, block, count)
+        pages = mapped_pages(table[b], low, high, block, count)
         n = high - low
         keys, values = (rows_of(h, t, pages, p)[:, :n] for h, t, p in ((held_k, tile_k, k), (held_v, tile_v, v)))
         s = products.view(-1)[: groups * rows * n].view(groups, rows, n)

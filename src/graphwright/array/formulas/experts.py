@@ -9,6 +9,10 @@ FIRST = 5
 """Index of the first operand of `expert_mlp` that belongs to an expert."""
 FIRST_HEAD, HEAD_WIDTH = 6, 4
 """Index of the first operand of `routed_attention` that belongs to a head, and the operands of one head: q, k, v, o."""
+FIRST_ENTRY, ENTRY_WIDTH = 5, 2
+"""The same of `routed_entries`: k, v."""
+FIRST_CACHED, CACHED_WIDTH = 10, 2
+"""The same of `routed_attention_cached`: q, o."""
 KINDS = ("mlp", "gated", "oai")
 ACTS = ("silu", "relu", "tanh", "sigmoid", "gelu", "gelu_tanh")
 """Values of the attributes `kind` and `act` of `expert_mlp`."""

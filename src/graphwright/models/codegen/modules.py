@@ -67,7 +67,7 @@ def module_form(p: Program, node: NodeId) -> tuple[TorchModule, Module] | None:
     args = form.args([p.spec(v) for v in p.operands(node)], p.attrs(node)) if form is not None else None
     if row is None or form is None or args is None:
         return None
-    if row.groups is not None:
+    if form.grouped and row.groups is not None:
         first, width = row.groups(p.attrs(node))
         sources = [_uncast(p, v).node for v in p.operands(node)[first:]]
         return form_of_groups(form, args, first, [p.key(n) if p.op(n) == PARAM else "" for n in sources], width)
@@ -141,7 +141,8 @@ def module_tree(
     taken = set(tree.homes.values())
     for path, nodes in claims.items():
         _, first, names = nodes[0]
-        if path in taken or {k[len(path) + 1 :] for k in keys if k.startswith(f"{path}.")} != names:
+        below = {k[len(path) + 1 :] for k in keys if k.startswith(f"{path}.")}
+        if path in taken or not names <= below or not below - names <= beside_groups(below - names, names):
             continue
         tree.modules[path] = first
         tree.calls |= {node: path for node, module, _ in nodes if module == first}
@@ -155,6 +156,15 @@ def module_tree(
             path = _unweighted(p, tree, node, inside.get(node, ""), keys)
             tree.modules[path], tree.calls[node] = form[1], path
     return tree
+
+
+def beside_groups(others: Set[str], names: Set[str]) -> Set[str]:
+    """Return those of the names of `others` that a group of a module holds beside its linear layers, such as `3.bias`.
+
+    `names` are the parameters of the module.
+    """
+    numbers = {name.partition(".")[0] for name in names if name.count(".") == 2}
+    return {name for name in others if name.count(".") == 1 and name.partition(".")[0] in numbers}
 
 
 def _starts(p: Program, number: int, nodes: Sequence[NodeId]) -> list[str]:

@@ -22,11 +22,11 @@ from graphwright.models.codegen import text as pieces
 from graphwright.models.codegen.blocks import CodeBlock, blocks_of
 from graphwright.models.codegen.modules import LAYER, VOCABULARY, containers, module_form, module_tree
 from graphwright.models.codegen.names import Names, attributes, check_keys
-from graphwright.models.codegen.statements import Statements, op_text
+from graphwright.models.codegen.statements import Statements, consts_of, op_text
 from graphwright.models.errors import ExportLevelImpossible
 from graphwright.ops import OPS, traits
 from graphwright.ops.emit import Source
-from graphwright.program.kinds import CONST, INPUT, STORED
+from graphwright.program.kinds import INPUT, STORED
 from graphwright.program.op_graph import Value
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ def emittable(p: Program) -> Program:
 
 def _check_emittable(p: Program) -> None:
     needed = p.reachable([_result(p)])
-    if held := [*p.states(), *p.assigns()]:
-        what = "the program has state, which generated code cannot express"
+    if held := p.assigns():
+        what = "the program changes state, which generated code cannot express"
         raise ExportLevelImpossible(what, where=", ".join(p.path(n) for n in held[:3]))
     for node in (n for n in p.order() if n in needed):
         op = p.op(node)
@@ -86,7 +86,7 @@ def _check_emittable(p: Program) -> None:
             got = f"{op} ({OPS[op].why.get('emit', 'only causal attention without masks has one')})"
             raise ExportLevelImpossible("this op has no source text for generated code", where=p.path(node), got=got)
     check_keys({p.key(n): p.path(n) for n in p.params() if n in needed})
-    pieces.const_table({p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in needed})
+    pieces.const_table(consts_of(p, needed))
 
 
 def _result(p: Program) -> Value:
@@ -109,21 +109,24 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> CodeFiles:
                    and (name in passed or re.search(rf"(?<![\w.]){name}\(", "\n".join([*helpers, code])))]:  # fmt: skip
         helpers = [*more, *helpers]
     ordered = [text for text in (*templates.HELPERS.values(), *templates.CLASSES.values()) if text in helpers]
-    consts = {p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in writer.needed}
     windows = {m.args[2] if len(m.args) > 2 else None for m in tree.modules.values() if m.name == "Attention"}
     embedding = tree.modules[tree.calls[tree.embedding]].args if tree.embedding is not None else ()
+    routed = any(traits(p.op(n)).routed_heads for n in writer.needed)
     values = {
         "id": ident,
         "edits": pieces.docstring_lines(edits) or "- none",
         "modules": pieces.module_table(writer.table),
         "parameters": pieces.shape_table(tree.parameters),
-        "consts": pieces.const_table(consts),
+        "consts": pieces.const_table(consts_of(p, writer.needed)),
         "helpers": "\n\n\n".join(ordered),
         "blocks": "\n\n\n".join(blocks),
         "features": features,
         **templates.masks(windows),
+        **{name: text if routed else "" for name, text in templates.ROUTED.items()},
         "interface": "from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS\n" if windows else "",
-        "cached": "" if windows else "        use_cache, past_key_values = False, None  # there is no attention\n",
+        "cached": ""
+        if windows or routed
+        else "        use_cache, past_key_values = False, None  # there is no attention\n",
         "static": repr("int(" not in code and "mix_experts" not in "\n".join([*helpers, code])),
         "no_split": repr(sorted(f.name for f in writer.made.values())),
         **writer.ends(),
@@ -249,6 +252,7 @@ class _ModuleWriter:
         rows = {path: (m.name, m.args) for path, m in self.tree.modules.items()} | homes
         paths = [*self.tree.parameters, *rows]
         holders = {key.rpartition(".")[0] for key in self.tree.parameters}
+        holders = {h for h in holders if h.rpartition(".")[0] not in self.tree.modules}  # others make their groups
         rows |= {path: (name, ()) for path, name in containers(list(rows), holders).items()}
         first = {path: i for i, path in enumerate(paths)}
         return dict(sorted(rows.items(), key=lambda row: (row[0].count("."), first.get(row[0], -1))))

@@ -12,12 +12,29 @@ from graphwright.models.codegen.modules import LAYER, module_form
 from graphwright.models.codegen.names import Names, attributes
 from graphwright.ops import OPS, get, traits
 from graphwright.ops.emit import appends, is_primary, sizes
-from graphwright.program.kinds import CONST, STORED
+from graphwright.program.kinds import CONST, STATE, STORED
 from graphwright.program.op_graph import Value
 
 if TYPE_CHECKING:
-    from graphwright.array import DType
+    from graphwright.array import DType, NDArray
     from graphwright.program.program import Program
+
+FIXED = frozenset({CONST, STATE})
+"""Kinds of node that are constants in generated code: no program with assignments is generated."""
+
+
+def representatives(p: Program, needed: Container[NodeId]) -> dict[NodeId, NodeId]:
+    """Map each constant to the one that stands for it: the first of equal numbers, else itself."""
+    found, first = {}, dict[tuple[str, bytes], NodeId]()
+    for node in (n for kind in (CONST, STATE) for n in p.of_kind(kind) if n in needed):
+        array = p.weights.array(p.key(node))
+        found[node] = node if array.shape else first.setdefault((array.dtype.name, array.tobytes()), node)
+    return found
+
+
+def consts_of(p: Program, needed: Container[NodeId]) -> dict[str, NDArray]:
+    """Return the constants of generated code by the path of their node."""
+    return {p.path(n): p.weights.array(p.key(n)) for n in dict.fromkeys(representatives(p, needed).values())}
 
 
 class Statements:
@@ -31,6 +48,7 @@ class Statements:
         self.p, self.compute = p, compute
         self.within = {n for n in p.nodes() if n in needed}
         self.calls: Mapping[NodeId, str] = {}
+        self.consts = representatives(p, needed)
 
     def inline(self, node: NodeId) -> bool:
         """Return True for weights and casts of weights: each reader repeats their expression, so they need no name."""
@@ -50,10 +68,13 @@ class Statements:
         p = self.p
         if p.op(node) not in STORED:
             inner = self._weight(p.operands(node)[0].node, base, layer)
-            const = p.op(p.operands(node)[0].node) == CONST
+            const = p.op(p.operands(node)[0].node) in FIXED
             return self._expression(node, [inner], layer, base) if const or not self._computes(node) else inner
-        if p.op(node) == CONST:
-            return f"run.const({json.dumps(p.path(node))}{'' if self._exact(node) else ', run.dtype'})"
+        if p.op(node) in FIXED:
+            path, start = p.path(self.consts[node]), f"layers.{layer}."
+            name = json.dumps(path.replace(start, "layers.{self.number}.", 1) if path.startswith(start) else path)
+            name = f"f{name}" if path.startswith(start) else name
+            return f"run.const({name}{'' if self._exact(node) else ', run.dtype'})"
         return self._attribute(p.key(node), base, layer, "parameter")
 
     def _computes(self, node: NodeId) -> bool:
@@ -70,10 +91,9 @@ class Statements:
         `base` maps the name of a module, such as `model.layers.{i}` or "" for the model, to the variable that holds it.
         """
         start, found, rest = key.partition(f".{layer}.")
-        if layer is not None and found and (text := attributes(base(f"{start}.{{i}}"), rest.split("."))):
-            return text
-        root = base("")
-        return attributes(root, key.split(".")) or f'{root}.get_{kind}("{key}")'
+        inside = layer is not None and bool(found)
+        root, name = (base(f"{start}.{{i}}"), rest) if inside else (base(""), key)
+        return attributes(root, name.split(".")) or f'{root}.get_{kind}("{name}")'
 
     def write(
         self, nodes: Sequence[NodeId], known: dict[Value, str], names: Names, base: Callable[[str], str],

@@ -76,12 +76,50 @@ _HELPERS = (
     """Sum the weighted results of each token's experts; the linear layers of an expert are modules or operands."""
     out = torch.zeros(x.shape, dtype=torch.promote_types(weights.dtype, torch.float32), device=x.device)
     ends, weights = offsets.tolist(), weights.flatten()
-    for linears, first, last in zip(experts, ends, ends[1:]):
+    for linears, first, last in zip(experts, ends[:-1], ends[1:], strict=True):
         if first < last:
             here = rows[first:last]
             *inner, down = [f if callable(f) else lambda t, f=f: F.linear(t, *f) for f in linears]
             made = down(expert_hidden(act, *[f(x[here]) for f in reversed(inner)]))
             out = out.index_add(0, here, made.to(out.dtype) * weights[pairs[first:last], None])
+    return out.to(x.dtype)''',
+    '''def attend_routed(x, offsets, rows, pairs, weights, positions, heads, theta, run):
+    """Sum the weighted results of causal heads (q, k, v, o), of which each sees its own tokens: those of its run.
+
+    The cache has one row for all heads: their keys, and a 1 for each head that has the token.
+    """
+    kind = torch.promote_types(x.dtype, torch.float32)
+    wide, heads = x.to(kind), [[m.to(kind) for m in head] for head in heads]
+    index = torch.searchsorted(offsets[1:], torch.arange(len(rows), device=x.device), right=True)
+    share = torch.zeros(x.shape[0] * x.shape[1], len(heads) + 1, dtype=kind, device=x.device)
+    used = torch.zeros_like(share).index_put((rows, index), share.new_ones(()))
+    share = share.index_put((rows, index), weights.flatten()[pairs].to(kind))
+    used, share = (t[:, :-1].unflatten(0, x.shape[:2]) for t in (used, share))
+    if run.tokens is not None:
+        used = used * run.tokens[:, -x.shape[1] :, None].to(x.device)
+
+    def rotated(t):
+        if theta is None:
+            return t
+        powers = torch.arange(0, t.shape[-1], 2, dtype=kind, device=x.device) / -t.shape[-1]
+        angle = positions[..., None] * theta**powers
+        return rope(t[:, None], angle.cos().to(kind), angle.sin().to(kind))[:, 0]
+
+    keys = [rotated(F.linear(wide, k)) * used[..., e, None] for e, (_, k, _, _) in enumerate(heads)]
+    values = [F.linear(wide, v) * used[..., e, None] for e, (_, _, v, _) in enumerate(heads)]
+    keys, values = (torch.cat(t, -1)[:, None].to(x.dtype) for t in ([*keys, used], values))
+    if run.cache is not None:
+        keys, values = run.cache.update(keys, values, run.next_layer())
+    widths = [[len(k) for _, k, _, _ in heads], [len(v) for _, _, v, _ in heads]]
+    keys, flags = keys[:, 0].to(kind).tensor_split((sum(widths[0]),), -1)
+    keys, values = keys.split(widths[0], -1), values[:, 0].to(kind).split(widths[1], -1)
+    past = torch.arange(flags.shape[1], device=x.device) <= torch.arange(run.T, device=x.device)[:, None] + run.past
+    out = torch.zeros_like(wide)
+    for e, (q, _, _, o) in enumerate(heads):
+        seen = (past & (flags[:, None, :, e] > 0.5)) | (used[..., e, None] == 0)
+        scores = rotated(F.linear(wide, q)) @ keys[e].transpose(1, 2) * len(q) ** -0.5
+        mixed = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ values[e]
+        out = out + F.linear(mixed, o) * (share * used)[..., e, None]
     return out.to(x.dtype)''',
 )
 HELPERS = {text[len("def ") : text.index("(")]: text for text in _HELPERS}
@@ -138,12 +176,26 @@ class Attention(nn.Module):
         self.names, self.act = names, act
         for number, width in widths.items():
             shapes = [(size, width)] * (len(names) - 1) + [(width, size)]
-            linears = {name: nn.Linear(*shape, bias) for name, shape in zip(names, shapes)}
+            linears = {name: nn.Linear(*shape, bias) for name, shape in zip(names, shapes, strict=True)}
             self.add_module(str(number), nn.ModuleDict(linears))
 
     def forward(self, x, offsets, rows, pairs, weights):
         experts = [[expert[name] for name in self.names] for expert in self.values()]
         return mix_experts(x, offsets, rows, pairs, weights, experts, self.act)''',
+    '''class RoutedHeads(nn.ModuleDict):
+    """Heads by number; `widths` has the sizes of keys and values of each, `names` its linear layers: q, k, v, o."""
+
+    def __init__(self, size, widths, names, theta):
+        super().__init__()
+        self.names, self.theta = names, theta
+        for number, (key, value) in widths.items():
+            shapes = (size, key), (size, key), (size, value), (value, size)
+            linears = {name: nn.Linear(*shape, False) for name, shape in zip(names, shapes, strict=True)}
+            self.add_module(str(number), nn.ModuleDict(linears))
+
+    def forward(self, x, offsets, rows, pairs, weights, positions, run):
+        heads = [[head[name].weight for name in self.names] for head in self.values()]
+        return attend_routed(x, offsets, rows, pairs, weights, positions, heads, self.theta, run)''',
 )
 CLASSES = {re.findall(r"^class (\w+)\(", text, re.MULTILINE)[-1]: text for text in _CLASSES}
 """Classes of modules that are not torch's own, by name; a file contains the ones it needs."""
@@ -188,11 +240,11 @@ CONSTS = {
 class Run:
     """One forward pass: its sizes, dtype, masks by window and cache, and lists of hidden states and attentions."""
 
-    def __init__(self, model, x, masks, cache, hidden, attentions):
+    def __init__(self, model, x, masks, cache, past, hidden, attentions):
         self.model, self.masks, self.cache, self.hidden, self.attentions = model, masks, cache, hidden, attentions
-        self.B, self.T = x.shape[:2]
+@past@        self.B, self.T = x.shape[:2]
         self.device, self.dtype = x.device, x.dtype if x.is_floating_point() else model.dtype
-
+@next@
     def const(self, name, dtype=None):
         """A constant, in the dtype it was written with or in another."""
         return CONSTS[name].to(self.device, dtype)
@@ -252,7 +304,7 @@ class EditedForCausalLM(PreTrainedModel, GenerationMixin):
         attentions = [m for m in self.modules() if hasattr(m, "num_key_value_groups")]
         for index, module in enumerate(attentions):
             module.config, module.layer_idx = config, index
-        self.post_init()
+@count@        self.post_init()
 
     def _init_weights(self, module):
         for name, weight in module.named_parameters(recurse=False):
@@ -268,7 +320,7 @@ class EditedForCausalLM(PreTrainedModel, GenerationMixin):
         return {
             w: @mask@
             for w in @windows@
-        }
+        }@tokens@
 
     def features(self, @given@, positions, run):
         """What the head reads [B, T, D], or without a head the logits."""
@@ -302,7 +354,7 @@ class EditedForCausalLM(PreTrainedModel, GenerationMixin):
         given = ((output_hidden_states, "output_hidden_states"), (output_attentions, "output_attentions"))
         wanted = [getattr(self.config, name, False) if flag is None else flag for flag, name in given]
         hidden, attentions = ([] if flag else None for flag in wanted)
-        run = Run(self, x, masks, past_key_values, hidden, attentions)
+        run = Run(self, x, masks, past_key_values, past, hidden, attentions)
         x = self.features(x, position_ids, run)
 @last@        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = @head@
@@ -322,6 +374,22 @@ def rows(table):
         for layer, own in entry.items() if isinstance(entry, dict) else [(None, entry)]:
             yield name.format(layer), own
 '''
+
+
+ROUTED = {
+    "tokens": ' | {"tokens": attention_mask}',
+    "count": "        self.attentions = len(attentions)\n",
+    "past": """        self.past, self.layers, tokens = past, model.attentions, masks.get("tokens")
+        self.tokens = tokens if tokens is not None and tokens.ndim == 2 else None
+""",
+    "next": '''
+    def next_layer(self):
+        """The index in the cache of the next routed attention; the others come first."""
+        self.layers += 1
+        return self.layers - 1
+''',
+}
+"""Parts of the template for programs with routed attention, which keeps its own entries in the cache."""
 
 
 def masks(windows: Set[int | None]) -> dict[str, str]:

@@ -105,9 +105,22 @@ def line(indent: str, target: str, text: str) -> str:
     if start < 0:
         return whole
     close = start + _depths(text[start:]).index(0)
-    inner = f"{indent}    {text[start + 1 : close]}"
-    lines = [inner] if len(inner) <= WIDTH else [f"{indent}    {a}," for a in _split(text[start + 1 : close], ", ")]
-    return "\n".join([f"{indent}{target} = {text[: start + 1]}", *lines, f"{indent}{text[close:]}"])
+    return "\n".join([f"{indent}{target} = {text[: start + 1]}", *_arguments(f"{indent}    ", text[start + 1 : close]),
+                      f"{indent}{text[close:]}"])  # fmt: skip
+
+
+def _arguments(indent: str, text: str) -> list[str]:
+    """Return the lines of arguments: one if they fit, else one for each, and more for a long tuple or list."""
+    if len(f"{indent}{text}") <= WIDTH:
+        return [f"{indent}{text}"]
+    lines = []
+    for each in _split(text, ", "):
+        bracketed = each[0] in "([" and 0 not in _depths(each)[:-1]
+        if len(f"{indent}{each},") > WIDTH and bracketed:
+            lines += [f"{indent}{each[0]}", *_arguments(f"{indent}    ", each[1:-1]), f"{indent}{each[-1]},"]
+        else:
+            lines.append(f"{indent}{each},")
+    return lines
 
 
 def _depths(text: str) -> list[int]:

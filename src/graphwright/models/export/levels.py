@@ -32,6 +32,7 @@ from graphwright.models.export.conform import (
     origin_of,
     with_eps,
 )
+from graphwright.models.export.dead_units import without_dead_units
 from graphwright.models.export.hosts import as_host
 from graphwright.models.export.receipt import edit_rows
 from graphwright.models.export.template_match import (
@@ -439,14 +440,24 @@ _IN_CODE = (
 
 
 class GeneratedCode(ExportLevel):
-    """Generated modeling code for the program's structure, for programs whose ops all have source text."""
+    """Generated modeling code for the program's structure, for programs whose ops all have source text.
+
+    Dead experts and heads are left out.
+    """
 
     number, name, summary = 5, "generated_code", "generated modeling code"
     runs_code = True
 
+    @cached_property
+    def written(self) -> Model:
+        """The model, without units that are switched off."""
+        model = self.case.model
+        alive = without_dead_units(model.program)
+        return model if alive is model.program else model.with_program(alive)
+
     def plan(self) -> LevelPlan:
         """Return the plan of this level, which is possible if every op has source text."""
-        p = self.case.model.program
+        p = self.written.program
         try:
             emittable(p)
         except ExportLevelImpossible as error:
@@ -462,18 +473,17 @@ class GeneratedCode(ExportLevel):
 
     def write(self, directory: Path, dtype: str = "keep", max_shard_size: int | str | None = None) -> None:
         """Write the weights that outputs need, a config that names the code, and the code."""
-        model = self.case.model
-        p = model.program
+        model, p = self.written, self.written.program
         ident = p.hash()[:10]  # includes the constants, which are part of the code: loaders cache classes by name
-        edits = [f"{row['why']} ({row['author']}; {row['summary']})" for row in edit_rows(model)]
+        edits = [f"{row['why']} ({row['author']}; {row['summary']})" for row in edit_rows(self.case.model)]
         needed = p.reachable(p.outputs())
-        attentions = sum(traits(p.op(n)).attention for n in needed)
+        count = sum(traits(p.op(n)).attention or traits(p.op(n)).routed_heads for n in needed)
         fields = {k: v for k, v in model.config.fields.items() if k not in _IN_CODE}
         code = {"AutoConfig": f"configuration_{ident}.EditedConfig"}
         code["AutoModelForCausalLM"] = f"modeling_{ident}.EditedForCausalLM"
         fields |= {"architectures": ["EditedForCausalLM"], "model_type": f"graphwright-{ident}"}
         made = generate(p, ident, edits)
-        fields |= {**self._widths(), **made.config, "num_hidden_layers": max(attentions, 1), "auto_map": code}
+        fields |= {**self._widths(), **made.config, "num_hidden_layers": max(count, 1), "auto_map": code}
         config = (json.dumps(fields, indent=2) + "\n").encode()
         only = {p.key(n) for n in p.params() if n in needed}
         write_model(model, directory, dtype=dtype, max_shard_size=max_shard_size, config=config, only=only)

@@ -17,6 +17,14 @@ from graphwright.array import Device, Dim, DType, NDArray, Spec, bool_, empty, f
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
+from graphwright.models.generation.entries import (
+    RUNS,
+    attentions,
+    check_cacheable,
+    entry_operands,
+    query_operands,
+    sources,
+)
 from graphwright.models.generation.sampling import SamplingRequest
 from graphwright.ops import traits
 from graphwright.plan.compile import plan_for
@@ -75,11 +83,15 @@ def derive(p: Program, capacity: Dim, last_only: bool) -> Derived:
     states = {LENGTH: Spec((), int64)}
 
     def attention(new: Program, node: NodeId, operands: list[Value]) -> Value:
-        attrs, length = _cacheable(p, node), new.value(LENGTH)
-        entries = [Spec(("B", s.shape[1], capacity, s.shape[3]), s.dtype) for s in map(new.spec, operands[1:3])]
-        cached = _append(new, p.path(node), states, entries, "kv_append", operands[1:3], length)
+        check_cacheable(p, node)
+        attrs, path, length = p.attrs(node), p.path(node), new.value(LENGTH)
+        added = _entries(new, p, node, operands)
+        entries = [Spec(("B", s.shape[1], capacity, s.shape[3]), s.dtype) for s in map(new.spec, added)]
+        cached = _append(new, path, states, entries, "kv_append", added, length)
+        if traits(p.op(node)).routed_heads:
+            return _routed(new, path, attrs, operands, cached, _one_block_each(new, path, operands[0], length))
         extra = {**attrs, "optional": ("q_start",)}
-        return Value(add_op(new, "sdpa", [operands[0], *cached, length], extra, p.path(node)))
+        return Value(add_op(new, "sdpa", [operands[0], *cached, length], extra, path))
 
     def start(new: Program) -> None:
         _add_state(new, LENGTH, states[LENGTH])
@@ -111,11 +123,15 @@ def derive_paged(p: Program, blocks: int, block: int, last_only: bool, kind: DTy
         add_source(new, INPUT, LENGTHS, Spec(("B",), int32), {})
 
     def attention(new: Program, node: NodeId, operands: list[Value]) -> Value:
-        attrs, table = _cacheable(p, node), (new.value(TABLE), new.value(LENGTHS))
-        entries = [Spec((blocks, s.shape[1], block, s.shape[3]), kind or s.dtype) for s in map(new.spec, operands[1:3])]
-        cached = _append(new, p.path(node), states, entries, "kv_append_paged", operands[1:3], *table)
+        check_cacheable(p, node)
+        attrs, path, table = p.attrs(node), p.path(node), (new.value(TABLE), new.value(LENGTHS))
+        added = _entries(new, p, node, operands)
+        entries = [Spec((blocks, s.shape[1], block, s.shape[3]), kind or s.dtype) for s in map(new.spec, added)]
+        cached = _append(new, path, states, entries, "kv_append_paged", added, *table)
+        if traits(p.op(node)).routed_heads:
+            return _routed(new, path, attrs, operands, cached, table)
         extra = {"scale": attrs["scale"], "window": attrs["window"]}
-        return Value(add_op(new, "sdpa_paged", [operands[0], *cached, *table], extra, p.path(node)))
+        return Value(add_op(new, "sdpa_paged", [operands[0], *cached, *table], extra, path))
 
     derived, _ = rewrite(p, f"{p.name} (paged)", attention, start)
     if last_only:
@@ -147,15 +163,36 @@ def _append(
     return found
 
 
-def _cacheable(p: Program, node: NodeId) -> Mapping[str, Any]:
-    """Return the attributes of an attention. Raises: UsageError if its keys cannot be cached."""
-    attrs = p.attrs(node)
-    if not attrs["causal"] or attrs["optional"]:
-        raise UsageError("this attention cannot be cached: it is not causal, or has extra operands such as a mask",
-                         where=p.path(node), expected="causal=True, optional=()",
-                         got=f"causal={attrs['causal']}, optional={attrs['optional']}",
-                         fix="use model.logits, which needs no cache")  # fmt: skip
-    return attrs
+def _entries(new: Program, p: Program, node: NodeId, operands: list[Value]) -> list[Value]:
+    """Return the two arrays that an attention of `p` adds to a cache; `operands` are those of its copy in `new`."""
+    if traits(p.op(node)).attention:
+        return operands[1:3]
+    name = f"cache.{p.path(node)}.entries"
+    made = add_op(new, "routed_entries", entry_operands(operands), p.attrs(node), name)
+    return [Value(made, 0), Value(made, 1)]
+
+
+def _routed(
+    new: Program, path: str, attrs: Mapping[str, Any], operands: list[Value], cached: list[Value],
+    table: tuple[Value, Value],
+) -> Value:  # fmt: skip
+    """Add the attention of routed heads over the cache; `table` are the blocks and lengths of the sequences."""
+    before, heads = query_operands(operands)
+    return Value(add_op(new, "routed_attention_cached", [*before, *cached, *table, *heads], attrs, path))
+
+
+def _one_block_each(new: Program, path: str, x: Value, length: Value) -> tuple[Value, Value]:
+    """Return table and lengths of a cache [B, 1, capacity, D] for x [B, ...]; sequence b is block b."""
+    name = f"cache.{path}"
+
+    def cast(value: Value, label: str) -> Value:
+        return Value(add_op(new, "cast", [value], {"dtype": int32}, f"{name}.{label}"))
+
+    rows = Value(add_op(new, "iota", [x], {"axis": 0}, f"{name}.rows"))
+    lengths = Value(add_op(new, "full_like", [cast(rows, "row")], {"value": 0}, f"{name}.start"))
+    lengths = Value(add_op(new, "add", [lengths, cast(length, "length")], {}, f"{name}.lengths"))
+    table = Value(add_op(new, "unsqueeze", [cast(rows, "blocks")], {"axes": (1,)}, f"{name}.table"))
+    return table, lengths
 
 
 def _keep_last(p: Program, most: Dim) -> None:
@@ -189,9 +226,8 @@ def fingerprints(p: Program) -> dict[str, str]:
     """
     refuse_broken(p)
     known: dict[NodeId, bytes] = {}
-    needed = p.reachable([*p.outputs(), *p.assigns()])
-    attentions = [n for n in p.of_traits(attention=True) if n in needed]
-    upstream = p.reachable([v for n in attentions for v in p.operands(n)[1:3]])
+    found = attentions(p)
+    upstream = p.reachable([v for n in found for v in sources(p, n)])
     for node in p.order():
         if node not in upstream:
             continue
@@ -202,23 +238,57 @@ def fingerprints(p: Program) -> dict[str, str]:
         for before in p.operands(node):
             state.update(known[before.node])
         known[node] = state.digest()
-    return {p.path(n): b"".join(known[v.node] + bytes([v.port]) for v in p.operands(n)[1:3]).hex() for n in attentions}
+
+    def digest(node: NodeId) -> str:
+        made = b"".join(known[v.node] + bytes([v.port]) for v in sources(p, node))
+        if traits(p.op(node)).attention:
+            return made.hex()
+        return blake2b(made + repr(dict(p.attrs(node))).encode(), digest_size=32).hexdigest()
+
+    return {p.path(n): digest(n) for n in found}
 
 
 def with_padding(p: Program) -> Program:
-    """Return a copy of the program with an input `mask` [B, T]; attention ops ignore keys where it is false."""
+    """Return a copy of the program with an input `mask` [B, T]; attention ops ignore keys where it is false.
+
+    Routed heads get the tokens alone where it is true. Raises: UsageError if their runs do not come from an op that
+    routes.
+    """
 
     def start(new: Program) -> None:
         add_source(new, INPUT, "mask", Spec(("B", "T"), bool_), {})
 
     def attention(new: Program, node: NodeId, operands: list[Value]) -> Value | None:
         attrs = p.attrs(node)
+        if traits(p.op(node)).routed_heads:
+            runs = _runs_of_valid(new, p.path(node), operands)
+            return Value(add_op(new, p.op(node), [operands[0], *runs, *operands[RUNS.stop :]], attrs, p.path(node)))
         if "key_mask" in attrs["optional"]:
             return None  # it already has a mask
         extra = {**attrs, "optional": ("key_mask", *attrs["optional"])}
         return Value(add_op(new, "sdpa", [*operands[:3], new.value("mask"), *operands[3:]], extra, p.path(node)))
 
     return rewrite(p, f"{p.name} (padded)", attention, start)[0]
+
+
+def _runs_of_valid(new: Program, path: str, operands: list[Value]) -> list[Value]:
+    """Return the runs of a routed attention without the tokens where the input `mask` is false."""
+    dispatch = operands[RUNS.start].node
+    if not traits(new.op(dispatch)).routes:
+        fix = "run without a mask, on sequences of one length"
+        raise UsageError("padding of routed heads needs the choice of their tokens", where=path, fix=fix)
+    (choice,) = new.operands(dispatch)
+
+    def add(op: str, ins: list[Value], label: str, **attrs: Any) -> Value:
+        return Value(add_op(new, op, ins, attrs, f"{path}.valid.{label}"))
+
+    rows = add("unsqueeze", [add("flatten", [new.value("mask")], "flat", start=0, end=1)], "rows", axes=(1,))
+    if new.spec(choice).dtype is bool_:
+        kept = add("logical_and", [choice, rows], "choice")
+    else:
+        kept = add("where", [rows, choice, add("full_like", [choice], "none", value=-1)], "choice")
+    runs = add_op(new, new.op(dispatch), [kept], new.attrs(dispatch), f"{path}.valid.dispatch")
+    return [Value(runs, i) for i in range(RUNS.stop - RUNS.start)]
 
 
 EXECUTOR = "auto"  # of the plans: the VM if it is available, which reads weights in their stored dtype

@@ -33,8 +33,8 @@ def rewrite(
     """Copy all inputs, and the nodes that outputs and assignments depend on, into a new program.
 
     Args:
-        attention: called at every attention with (new program, old node, new operands); it adds nodes and returns the
-            result, or returns None to copy the node unchanged.
+        attention: called at every attention, of routed heads too, with (new program, old node, new operands); it adds
+            nodes and returns the result, or returns None to copy the node unchanged.
         start: called with the empty program to add inputs and states first; returns replacements, a dict from values or
             edges of the old program to the values of the new program that are read instead.
         before: called with (new program, old node, dict from old to new values) before each node is copied; returns
@@ -54,7 +54,8 @@ def rewrite(
             swaps.update(before(new, node, values))
         op, path = p.op(node), p.path(node)
         operands = [swaps.get(e) or values[p.edge_value(e)] for e in p.in_edges(node)]
-        made = attention(new, node, operands) if attention is not None and traits(op).attention else None
+        attends = traits(op).attention or traits(op).routed_heads
+        made = attention(new, node, operands) if attention is not None and attends else None
         if made is not None:
             values[Value(node)] = swaps.get(Value(node), made)
             continue

@@ -1,0 +1,67 @@
+"""What an attention adds to a KV cache for each token, and what these entries depend on; for heads of both kinds.
+
+The entries are two arrays [B, G, T, D]: the keys and values of an `sdpa`, or the results of `routed_entries`, whose
+rows have the keys or values of all routed heads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from graphwright.array import Spec
+from graphwright.array.formulas.experts import FIRST_HEAD, HEAD_WIDTH
+from graphwright.errors import UsageError
+from graphwright.graph import NodeId
+from graphwright.ops import get, traits
+from graphwright.program.op_graph import Value
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+
+RUNS = slice(1, 4)
+"""Operands of a routed attention that come from an op that routes: offsets, rows and pairs."""
+
+
+def attentions(p: Program) -> list[NodeId]:
+    """Return the nodes of a program that have keys and values, in creation order, if outputs or states need them."""
+    needed = p.reachable([*p.outputs(), *p.assigns()])
+    return [n for n in p.nodes() if n in needed and (traits(p.op(n)).attention or traits(p.op(n)).routed_heads)]
+
+
+def sources(p: Program, node: NodeId) -> list[Value]:
+    """Return the values from which the entries of an attention are computed."""
+    operands = p.operands(node)
+    return list(operands[1:3]) if traits(p.op(node)).attention else entry_operands(operands)
+
+
+def entry_operands(operands: list[Value] | tuple[Value, ...]) -> list[Value]:
+    """Return the operands of `routed_entries`, from those of a `routed_attention`: without queries and weights."""
+    positions, heads = operands[FIRST_HEAD - 1], operands[FIRST_HEAD:]
+    return [operands[0], *operands[RUNS], positions, *(v for i, v in enumerate(heads) if i % HEAD_WIDTH in (1, 2))]
+
+
+def query_operands(operands: list[Value] | tuple[Value, ...]) -> tuple[list[Value], list[Value]]:
+    """Return the operands of `routed_attention_cached` before and after those of the cache."""
+    heads = operands[FIRST_HEAD:]
+    return list(operands[:FIRST_HEAD]), [v for i, v in enumerate(heads) if i % HEAD_WIDTH in (0, 3)]
+
+
+def entry_specs(p: Program, node: NodeId) -> tuple[Spec, Spec]:
+    """Return the specs [B, G, T, D] of the two arrays that the tokens of a run add to a cache."""
+    keys, *rest = (p.spec(v) for v in sources(p, node))
+    if traits(p.op(node)).attention:
+        return keys, rest[0]
+    made = get("routed_entries").specs([keys, *rest], p.attrs(node), p.path(node))
+    return made[0], made[1]
+
+
+def check_cacheable(p: Program, node: NodeId) -> None:
+    """Raise UsageError if the keys of an attention cannot be cached, because they do not depend on the past alone."""
+    if traits(p.op(node)).routed_heads:
+        return
+    attrs = p.attrs(node)
+    if not attrs["causal"] or attrs["optional"]:
+        raise UsageError("this attention cannot be cached: it is not causal, or has extra operands such as a mask",
+                         where=p.path(node), expected="causal=True, optional=()",
+                         got=f"causal={attrs['causal']}, optional={attrs['optional']}",
+                         fix="use model.logits, which needs no cache")  # fmt: skip
