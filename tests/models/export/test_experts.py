@@ -13,6 +13,7 @@ import pytest
 from checkpoints import Made, edit_config, relative, some_ids
 
 import graphwright as gw
+from graphwright import experts
 from graphwright.models import ExportLevelImpossible, VerificationFailed
 from graphwright.models.export import hosts, verify
 
@@ -50,6 +51,25 @@ def test_fewer_experts_in_every_layer_are_a_config(name: str, made: Callable[[st
     assert config[fields[0]] == 3
     back = gw.open(tmp_path / "out")
     assert relative(back.logits(IDS), m.logits(IDS)) < 1e-6
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_more_experts_in_every_layer_are_a_config(name: str, made: Callable[[str], Made], tmp_path: Path) -> None:
+    """Also where the file then has exactly the tensors of a larger class."""
+    m = gw.open(made(name).path)
+    with m.edit("clones") as e:
+        for layer in experts.routed_layers(m.program):
+            experts.clone(e, layer, 2)
+    plan = m.export_plan()
+    assert "6 experts instead of 5" in str(plan)
+    assert "the class has 5 experts" in str(plan.at(3).reasons[0])
+    config = exported(m, tmp_path / "out", 2)
+    assert {config.get(n) for n in ("num_experts", "num_local_experts")} <= {6, None}
+    back = gw.open(tmp_path / "out")
+    assert relative(back.logits(IDS), m.logits(IDS)) < 1e-6
+    with m.edit("one layer more") as e:
+        experts.clone(e, "layers.2.mlp", 0)
+    assert m.export_plan().level == 5
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -365,9 +365,9 @@ class ZeroFilled(_TemplateLevel):
     def sizes(self) -> tuple[Config, Any, None] | list[Reason]:
         """(original config with the eps of the norms, its dimensions, None: all layers), or reasons against it."""
         case, match = self.case, self.case.match
-        if match.added:
-            what = f"the class has {match.dims.layers - match.added} layers"
-            return [Reason("", what, "layers", match.fields["layers"])]
+        for name in match.grown:
+            what = f"the class has {getattr(match.given, name)} {AXES[name]}"
+            return [Reason("", what, AXES[name], match.fields[name])]
         if changed_layers := [d for d in case.deviations if d.dimension == "routed"]:
             return [Reason(d.path, d.detail) for d in changed_layers]
         why = list(case.unmatched) or [Reason(d.path, f"{d.kind}, {d.detail}")
