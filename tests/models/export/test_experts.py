@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import edits
 import numpy as np
 import pytest
+import torch
 from checkpoints import Made, edit_config, relative, some_ids
+from safetensors.numpy import load_file
+from transformers import Qwen3MoeForCausalLM
 
 import graphwright as gw
 from graphwright import experts
@@ -96,6 +100,48 @@ def test_unequal_experts_are_code_and_the_reasons_say_why(
     code = next((tmp_path / "out").glob("modeling_*.py")).read_text()
     assert f"(Experts, 48, {{0: {width}, 2: {width}, 3: {width - 9}, 4: {width}}}" in " ".join(code.split())
     assert ("get_parameter" in code, "one_hot(values" in code, "dispatch(indices, 4)" in code) == (False, False, True)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_stacked_experts_leave_stacked_or_as_code(name: str, made: Callable[[str], Made], tmp_path: Path) -> None:
+    made(name).model.save_pretrained(tmp_path / "stacked", save_original_format=False)
+    m = gw.open(tmp_path / "stacked")
+    with m.edit("an expert less") as e:
+        for layer in experts.routed_layers(m.program).values():
+            e.cut_units(layer.axis.units([1]))
+    exported(m, tmp_path / "out", 2)
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert written["model.layers.2.mlp.experts.down_proj"].shape[0] == 4
+    assert not [k for k in written if "experts.0" in k]
+    assert relative(gw.open(tmp_path / "out").logits(IDS), m.logits(IDS)) < 1e-6
+    m.undo()
+    with m.edit("a skip, no weight touched") as e:
+        e.connect("layers.0.out", "layers.2.out")
+    exported(m, tmp_path / "code", 5)
+
+
+def test_rows_that_transformers_default_refuses_are_warned_of_with_the_way_out(
+    made: Callable[[str], Made], tmp_path: Path
+) -> None:
+    """grouped_mm needs multiples of 16 bytes; the code of the card loads and runs the files."""
+    m, ids = gw.open(made("qwen3_moe").path), torch.tensor(IDS)
+    for gone, warned in ((4, False), (9, True)):
+        with m.edit("narrower experts") as e:
+            for path in [k for k in m.program.axes() if k.endswith(".neurons") and ".experts." in k]:
+                e.cut_units(m.program.axes()[path].units(range(gone)))
+        out = tmp_path / f"out{gone}"
+        receipt = m.export(out, check="none", timed=False)
+        assert any("experts_implementation" in w for w in receipt.warnings) == warned
+        code = (out / "README.md").read_text()
+        assert ('experts_implementation="eager"' in code) == warned
+        theirs = Qwen3MoeForCausalLM.from_pretrained(out, dtype="auto")
+        with pytest.raises(RuntimeError, match="16 bytes") if warned else nullcontext():
+            theirs(ids)
+        m.undo()
+    options = {"experts_implementation": "eager"} if warned else {}
+    with torch.no_grad():
+        theirs = Qwen3MoeForCausalLM.from_pretrained(out, **options)
+        assert relative(gw.open(out).logits(IDS), theirs(ids).logits.numpy()) < 1e-5
 
 
 def test_narrow_experts_alone_are_zeros(made: Callable[[str], Made], tmp_path: Path) -> None:

@@ -476,7 +476,8 @@ class GeneratedCode(ExportLevel):
         fields |= {**self._widths(), **made.config, "num_hidden_layers": max(attentions, 1), "auto_map": code}
         config = (json.dumps(fields, indent=2) + "\n").encode()
         only = {p.key(n) for n in p.params() if n in needed}
-        write_model(model, directory, dtype=dtype, max_shard_size=max_shard_size, config=config, only=only)
+        write_model(model, directory, dtype=dtype, max_shard_size=max_shard_size, config=config, only=only,
+                    joined=False)  # fmt: skip
         for name, text in made.files.items():
             (directory / name).write_text(text, encoding="utf-8")
 
