@@ -12,7 +12,7 @@ import edits
 import numpy as np
 import pytest
 import torch
-from checkpoints import Made, edit_config, relative, some_ids
+from checkpoints import MIXTURES, Made, edit_config, make, relative, some_ids
 from safetensors.numpy import load_file
 from transformers import Qwen3MoeForCausalLM
 
@@ -166,6 +166,54 @@ def test_layers_without_experts_move_with_their_numbers(made: Callable[[str], Ma
         e.cut_units(m.select("layers").layers[[0]])
     config = exported(m, tmp_path / "step", 2)
     assert (config["mlp_only_layers"], config["decoder_sparse_step"]) == ([1], 1)
+
+
+def alone(m: gw.Model, layer: str) -> None:
+    """Leave one expert in a layer."""
+    with m.edit("one expert") as e:
+        experts.set_k(e, layer, 1)
+        e.cut_units(m.program.axes()[f"{layer}.experts"].units([0, 1, 2, 4]))
+
+
+def test_a_layer_left_with_one_expert_is_a_dense_one(made: Callable[[str], Made], tmp_path: Path) -> None:
+    """Its width is that of the dense layers, or there are none."""
+    family, fields = MIXTURES["qwen3_moe"]
+    as_wide = make(tmp_path / "as_wide", family, **{**fields, "intermediate_size": 28})
+    for path, dense in ((as_wide.path, [0, 2]), (made("qwen3_moe-bias").path, [2])):
+        m = gw.open(path)
+        alone(m, "layers.2.mlp")
+        config = exported(m, tmp_path / f"out{len(dense)}", 2)
+        assert (config["mlp_only_layers"], config["intermediate_size"]) == (dense, 28)
+        assert 5 in (config.get("num_experts"), config.get("num_local_experts"))
+        back = gw.open(tmp_path / f"out{len(dense)}")
+        assert back.dims.routed == tuple(i not in dense for i in range(3))
+        assert relative(back.logits(IDS), m.logits(IDS)) < 1e-6
+        m.undo()
+        assert m.export_plan().level == 1
+    alone(m, "layers.0.mlp")
+    with m.edit("fewer experts elsewhere") as e:
+        for layer in ("layers.1.mlp", "layers.2.mlp"):
+            e.cut_units(m.program.axes()[f"{layer}.experts"].units([0]))
+    config = exported(m, tmp_path / "less", 2)
+    assert (config["mlp_only_layers"], config["num_local_experts"]) == ([0], 4)
+
+
+def test_a_layer_with_one_expert_that_no_dense_layer_holds_is_code(made: Callable[[str], Made], tmp_path: Path) -> None:
+    for name, why in (
+        ("qwen3_moe", "28 neurons where layer 0 has 76"),
+        ("qwen2_moe", "1 experts where layer 0 has 5"),  # and a shared one
+        ("mixtral", "1 experts where layer 0 has 5"),
+    ):
+        m = gw.open(made(name).path)
+        alone(m, "layers.2.mlp")
+        assert (m.export_plan().level, why in " ".join(map(str, m.export_plan().at(2).reasons))) == (5, True), name
+    family, fields = MIXTURES["qwen2_moe"]
+    c = make(tmp_path / "as_wide", family, **{**fields, "intermediate_size": 28})
+    m = gw.open(c.path)
+    alone(m, "layers.2.mlp")
+    with m.edit("no shared expert") as e:
+        e.cut("layers.2.mlp.shared_scaled -> layers.2.mlp.sum")
+    assert exported(m, tmp_path / "out", 2)["mlp_only_layers"] == [1, 2]
 
 
 def test_a_shared_expert_that_was_cut_is_zeros(made: Callable[[str], Made], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -33,6 +34,7 @@ from graphwright.models.export.conform import (
     with_eps,
 )
 from graphwright.models.export.hosts import as_host
+from graphwright.models.export.lone_experts import dense_where_alone
 from graphwright.models.export.receipt import edit_rows
 from graphwright.models.export.template_match import (
     AXES,
@@ -216,12 +218,17 @@ class ResizedConfig(_TemplateLevel):
     """The original class with different sizes in its config; removed layers and smaller sizes take no bytes.
 
     It requires that each remaining layer has both branches, that all layers agree in width and in the numbers of
-    neurons and heads, and that each key head serves equally many query heads.
+    neurons and heads, and that each key head serves equally many query heads. A layer with one expert counts as dense.
     """
 
     number, name, summary = 2, "resized_config", "same class, other sizes"
     fills: ClassVar[bool] = False
     """Whether zeros may stand for a part of a block that the program lacks."""
+
+    def __init__(self, case: ExportCase) -> None:
+        dense = copy(case)
+        dense.match = dense_where_alone(case.model, case.match)
+        super().__init__(dense)
 
     def carries(self, d: Deviation) -> bool:
         """Return True if the deviation is in a matched branch, and new sizes in the config can express it."""

@@ -220,12 +220,9 @@ class _Matcher:
         self.keys = template_keys(self.arch, self.dims, model.keys)
         self.t = template(model, self.dims, self.keys)
         self.fixed, self.fixed_in_template = constants(self.p), constants(self.t)
-        t = self.t
-        junctions = [n for n in t.order() if t.is_junction(n) and len(t.operands(n)) == 2]
-        stream = _stream(t, junctions[-1]) if junctions else []
-        self.inner = {t.path(n) for n in junctions if n not in stream}
-        ends = [(n, *t.operands(n)) for n in stream]
-        self.branches = tuple(TemplateBranch(t.path(b).rpartition(".")[0], Value(n), s, b) for n, s, b in ends)
+        self.branches = template_branches(self.t)
+        stream = {branch.junction.node for branch in self.branches}
+        self.inner = {self.t.path(n) for n in _sums(self.t) if n not in stream}
         self.names = {key: path for path, key in self.keys.items()}
         self.terms = {path: terms for path, _, _, terms in model.arch.weights(self.dims)}
         self.unmatched: dict[NodeId, str] = {}
@@ -509,12 +506,17 @@ class _Matcher:
         return found
 
 
-def _stream(t: Program, last: NodeId) -> list[NodeId]:
-    """Return the junctions of the template's residual stream, in order, from the last one."""
-    found = [last]
-    while t.is_junction(before := t.operands(found[0])[0].node):
-        found.insert(0, before)
-    return found
+def template_branches(t: Program) -> tuple[TemplateBranch, ...]:
+    """Return the residual branches of a template, in order."""
+    stream = _sums(t)[-1:]
+    while stream and t.is_junction(before := t.operands(stream[0])[0].node):
+        stream.insert(0, before)
+    ends = [(n, *t.operands(n)) for n in stream]
+    return tuple(TemplateBranch(t.path(b).rpartition(".")[0], Value(n), s, b) for n, s, b in ends)
+
+
+def _sums(t: Program) -> list[NodeId]:
+    return [n for n in t.order() if t.is_junction(n) and len(t.operands(n)) == 2]
 
 
 def unit_of(term: str, dims: Any) -> tuple[str, int]:
