@@ -23,7 +23,7 @@ from graphwright.ops.axes import resolve
 from graphwright.ops.experts import Expert
 from graphwright.program.axes.resize import resize_units
 from graphwright.program.axes.solve_axes import origin
-from graphwright.program.kinds import CONST, PARAM, STORED
+from graphwright.program.kinds import PARAM, STORED
 from graphwright.program.op_graph import Value
 from graphwright.program.weights import as_array, shared_variable
 from graphwright.surgery.errors import check_choices
@@ -243,9 +243,9 @@ def _rows(layer: RoutedLayer) -> list[tuple[str, int]]:
 
 
 def _alive(layer: RoutedLayer) -> NodeId | None:
-    """Return the constant that tells which experts are alive, of routers that know dead ones."""
+    """Return the stored mask that tells which experts are alive, of routers that know dead ones."""
     p = layer.program
-    found = (m.value.node for m in layer.axis.members if p.op(m.value.node) == CONST)
+    found = (m.value.node for m in layer.axis.members if p.op(m.value.node) in STORED)
     return next((n for n in found if p.spec(n).dtype is bool_), None)
 
 
