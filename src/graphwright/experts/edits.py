@@ -187,10 +187,8 @@ def freeze(e: Transaction, layer: str, ids: Iterable[int], frozen: bool = True) 
 def set_k(e: Transaction, layers: str | Iterable[str], k: int) -> None:
     """Set how many experts each token uses, in layers whose router takes the k best. Raises: TooFewExperts."""
     for found in chosen_layers(e.program, layers):
-        p, node = e.program, found.choice.node
-        while found.k is not None and "k" not in p.attrs(node) and p.operands(node):
-            node = p.operands(node)[0].node
-        if found.k is None or "k" not in p.attrs(node):
+        node = found.best
+        if node is None:
             raise UsageError("the router decides how many experts a token uses", where=found.name)
         if type(k) is not int or not 1 <= k <= found.size:
             raise TooFewExperts("a token cannot use this many experts", where=found.name,

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 AnyModel = TypeVar("AnyModel", bound="Model | Program")
 TOOL = "graphwright.experts"
+ROUTERS = ("topk", "threshold")
 
 
 def upcycle(
@@ -57,7 +58,7 @@ def upcycle(
     Raises: TooFewExperts if k is out of range; NotAMixture listing the MLPs, if one of `layers` is none.
     """
     p = program_of(model)
-    check_choices({"router": router}, {"router": ("topk", "threshold")})
+    check_choices({"router": router}, {"router": ROUTERS})
     if type(experts) is not int or type(k) is not int or not 1 <= k <= experts:
         raise TooFewExperts("invalid number of experts per token", expected=f"1 <= k <= {experts}", got=k)
     found = dense_mlps(p)
@@ -69,9 +70,8 @@ def upcycle(
         for i, name in enumerate(names):
             width = int(p.spec(found[name].x).shape[-1])
             rows = np.random.default_rng([seed, i]).normal(0.0, std, (experts, width))
-            route = (
-                partial(_by_scores, k=k, rows=rows) if router == "topk" else partial(_by_thresholds, k0=k, seed=seed)
-            )
+            above = router == "threshold"
+            route = partial(_by_thresholds, k0=k, seed=seed) if above else partial(_by_scores, k=k, rows=rows)
             _route(e, found[name], experts, route)
     return model
 
