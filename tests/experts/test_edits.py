@@ -262,6 +262,37 @@ def test_merging_an_expert_with_its_permuted_copy_gives_it_back():
     assert not np.allclose(p.weights[f"{LAYER}.experts.1.up.weight"].numpy(), old["up"])
 
 
+def test_matched_neurons_merge_related_experts_with_less_error():
+    """20 pairs of experts that are near each other but for the order of their neurons."""
+    rng, errors = np.random.default_rng(0), []
+    for seed in range(20):
+        p = program("float32", layers=1, seed=seed, k=1)
+        order = rng.permutation(8)
+        with p.edit("a permuted relative") as e:
+            for n in ("gate", "up", "down"):
+                w = p.weights[f"{LAYER}.experts.0.{n}.weight"].numpy()
+                near = w + 0.1 * w.std() * rng.normal(size=w.shape)
+                e.set_weight(f"{LAYER}.experts.1.{n}.weight", near[:, order] if n == "down" else near[order])
+        x = rng.normal(size=(50, 12)).astype("f4")
+
+        def out(q: Program, i: int, x: np.ndarray) -> np.ndarray:
+            gate, up, down = (q.weights[f"{LAYER}.experts.{i}.{n}.weight"].numpy() for n in ("gate", "up", "down"))
+            a = x @ gate.T
+            return (a / (1 + np.exp(-a)) * (x @ up.T)) @ down.T
+
+        wanted = (out(p, 0, x) + out(p, 1, x)) / 2
+        row = []
+        for align in (True, False):
+            q = p.fork()
+            with q.edit("merge") as e:
+                ex.merge(e, LAYER, [0, 1], align=align)
+            row.append(np.linalg.norm(out(q, 0, x) - wanted) / np.linalg.norm(wanted))
+        errors.append(row)
+    aligned, unaligned = np.array(errors).T
+    assert (aligned < unaligned).all()
+    assert aligned.max() < 0.1
+
+
 def test_merged_weights_and_router_rows_are_averaged_by_use():
     p = program()
     use = ex.usage(p, {"ids": ids(32, 12)})

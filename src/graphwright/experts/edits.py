@@ -140,7 +140,8 @@ def merge(
     equally. With `align`, the neurons of each expert are first matched to those of the first: by the assignment with
     the largest sum of inner products of their weights (Singh and Jaggi 2020; Li et al. 2024, M-SMoE).
 
-    Raises: UsageError for fewer than two experts, or experts of different widths; TooFewExperts.
+    Raises: UsageError for fewer than two experts, or experts of different widths; TooFewExperts; StaleSelection if an
+        expert was added after `by` was measured.
     """
     p, found = e.program, routed_layer(e.program, layer)
     chosen = list(dict.fromkeys(_expert_in(found, i) for i in ids))
@@ -151,7 +152,9 @@ def merge(
         raise UsageError("experts of different widths cannot be merged", where=layer, expected="one width",
                          got=[w[0] for w in widths])  # fmt: skip
     check_left(found, found.size - len(chosen) + 1)
-    counts = by[layer].count[chosen] if by is not None else np.ones(len(chosen)) if share is None else np.asarray(share)
+    counts = np.ones(len(chosen)) if share is None else np.asarray(share)
+    if by is not None:
+        counts = by[layer].now(found)[chosen]
     part = (counts + 1e-9) / (counts + 1e-9).sum()
     groups = [[_matrix(found, v) for v in found.experts[i]] for i in chosen]
     if align:

@@ -16,9 +16,11 @@ from graphwright.experts.picture import together_picture, usage_picture
 from graphwright.experts.routed import RoutedLayer, routed_layer, routed_layers
 from graphwright.experts.routers import threshold_routers
 from graphwright.experts.selection import COMPARABLE, least
+from graphwright.graph import NodeId
 from graphwright.models.generation.text import check_ids, vocabulary
 from graphwright.ops.experts import Expert, run_expert
 from graphwright.program.axes.units import Units
+from graphwright.program.errors import StaleSelection
 from graphwright.report import Report, table
 from graphwright.surgery.calibration import (
     ROWS,
@@ -56,6 +58,7 @@ class LayerUsage(Report):
         mean_output: mean of f(x) over an expert's tokens [E, C].
         ids: the different ids among the tokens, int64 [U]; empty for programs without ids.
         by_id: tokens of each id that chose an expert, and in the last column of each id, int64 [U, E + 1].
+        nodes: the first param node of each expert, by which it is known after edits.
     """
 
     name: str
@@ -70,7 +73,8 @@ class LayerUsage(Report):
     mean_output: np.ndarray
     ids: np.ndarray
     by_id: np.ndarray
-    HIDDEN: ClassVar = ("mean_output", "ids", "by_id")
+    nodes: tuple[NodeId, ...]
+    HIDDEN: ClassVar = ("mean_output", "ids", "by_id", "nodes")
     FIGURES: ClassVar = ("share", "mass", "entropy", "max_load", "dead", "mean_k", "unrouted")
 
     @property
@@ -109,6 +113,15 @@ class LayerUsage(Report):
     def unrouted(self) -> float:
         """Share of the tokens that chose no expert and went to the fallback."""
         return float(self.per_token[0] / max(self.tokens, 1))
+
+    def now(self, layer: RoutedLayer, by: str = "count") -> np.ndarray:
+        """Return a figure of the experts that a layer has now, [E]. Raises: StaleSelection if one was not measured."""
+        known = {node: i for i, node in enumerate(self.nodes)}
+        indices = [known.get(layer.params(e)[0], -1) for e in range(layer.size)]
+        if -1 in indices:
+            raise StaleSelection("an expert was added after the use of experts was measured", where=layer.name,
+                                 got=f"expert {indices.index(-1)}", fix="measure again")  # fmt: skip
+        return np.asarray(getattr(self, by))[indices]
 
     def lifts(self, expert: int, n: int = 8, *, least: int = 2) -> list[tuple[int, float, int]]:
         """Return the ids that prefer an expert most, as (id, lift, tokens of this id), from the largest lift down.
@@ -164,8 +177,14 @@ class Usage(Report):
         return self.layers[layer]
 
     def scores(self, by: str = "share") -> dict[str, np.ndarray]:
-        """Return {layer: figure [E]}; `by`: share, mass, weight, output, reap or contribution."""
-        return {name: np.asarray(getattr(u, by), np.float64) for name, u in self.layers.items()}
+        """Return {layer: figure [E]} of the experts that the program has now, which follow edits.
+
+        Args:
+            by: share, mass, weight, output, reap or contribution.
+        Raises: StaleSelection for an expert that was added after the measurement.
+        """
+        layers = routed_layers(self.program)
+        return {name: u.now(layers[name], by).astype(np.float64) for name, u in self.layers.items() if name in layers}
 
     def least(self, n: int | float, *, per_layer: bool = True, by: str = "share") -> Units:
         """Select the experts with the smallest figure, to cut them: see `graphwright.experts.least`."""
@@ -193,12 +212,11 @@ class Usage(Report):
 
     def overlay(self) -> dict[str, float]:
         """Return the use of each expert relative to equal use, by path: `program.to_svg(overlay=use.overlay())`."""
-        layers = routed_layers(self.program)
         found: dict[str, float] = {}
-        for name, u in self.layers.items():
-            for e, share in enumerate(u.share.tolist()):
-                path = self.program.path(layers[name].params(e)[0])
-                found[".".join(path.split(".")[:-2])] = share * len(u.share)
+        for u in self.layers.values():
+            for node, share in zip(u.nodes, u.share.tolist(), strict=True):
+                if node in self.program.graph:
+                    found[".".join(self.program.path(node).split(".")[:-2])] = share * len(u.share)
         return found
 
 
@@ -329,4 +347,4 @@ class _Sums:
         n = np.maximum(self.count, 1)
         return LayerUsage(self.layer.name, self.tokens, self.count, self.weight / n, self.output / n, self.reap / n,
                           self.contribution / n, self.per_token, self.together, self.mean / n[:, None], self.ids,
-                          self.by_id)  # fmt: skip
+                          self.by_id, tuple(self.layer.params(e)[0] for e in range(self.layer.size)))  # fmt: skip

@@ -235,7 +235,10 @@ def test_both_spellings_of_the_number_of_experts_are_read_and_kept(
     for spelling, other in (("num_experts", "num_local_experts"), ("num_local_experts", "num_experts")):
         path = copy(name)
         edit_config(path, remove=("num_experts", "num_local_experts"), **{spelling: 5})
-        assert np.array_equal(gw.open(path).logits(IDS), gw.open(made(name).path).logits(IDS))
+        m, out = gw.open(path), path.with_name(f"{name}-{spelling}")
+        assert np.array_equal(m.logits(IDS), gw.open(made(name).path).logits(IDS))
+        m.export(out, check="none", timed=False)
+        assert (out / "config.json").read_bytes() == (path / "config.json").read_bytes()
         edit_config(path, **{spelling: 5, other: 6})
         with pytest.raises(ConfigError, match="num_experts"):
             gw.open(path)

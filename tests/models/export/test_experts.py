@@ -57,6 +57,18 @@ def test_fewer_experts_in_every_layer_are_a_config(name: str, made: Callable[[st
     assert relative(back.logits(IDS), m.logits(IDS)) < 1e-6
 
 
+def test_uneven_layers_that_were_levelled_are_a_config(made: Callable[[str], Made], tmp_path: Path) -> None:
+    m = gw.open(made("olmoe").path)
+    use = experts.usage(m, IDS)
+    with m.edit("one less, then level") as e:
+        e.cut_units(m.program.axes()["layers.1.mlp.experts"].units([3]))
+        experts.level(e, 3, use)
+    assert [layer.size for layer in experts.routed_layers(m.program).values()] == [3] * 3
+    assert (
+        exported(m, tmp_path / "out", 2)["num_local_experts" if "num_local_experts" in m.config else "num_experts"] == 3
+    )
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_more_experts_in_every_layer_are_a_config(name: str, made: Callable[[str], Made], tmp_path: Path) -> None:
     """Also where the file then has exactly the tensors of a larger class."""
