@@ -27,6 +27,14 @@ def test_upcycle_saves_a_model_with_equal_logits(call, tmp_path):
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
+def test_upcycle_with_threshold_routers(call, tmp_path):
+    out, chosen = tmp_path / "mixture", ("--experts", 4, "--router", "threshold", "--layer", "layers.2.mlp")
+    facts = json.loads(call("upcycle", "bundled", out, *chosen, "--save", "--json"))
+    assert facts["layers"] == {"layers.2.mlp": 4}
+    assert [r.path for r in ex.threshold_routers(gw.open(out).program)] == ["layers.2.mlp.router"]
+    assert "topk, threshold" in call("upcycle", "bundled", tmp_path / "no", "--router", "hash", code=2)
+
+
 def test_usage_scores_and_a_picture(call, mixture, tmp_path):
     svg = tmp_path / "use.svg"
     facts = json.loads(call("experts", mixture, *FEW, "--svg", svg, "--json"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from moe import EXPERTS, K, Model, ids, logits, program
@@ -132,6 +134,85 @@ def test_a_gated_expert_changes_nothing_and_an_open_one_equals_a_larger_model(li
     assert p.hash() == digest
 
 
+@pytest.mark.parametrize("like", [None, 2])
+def test_a_closed_expert_of_a_threshold_router_is_dead_until_it_is_switched_on(like):
+    x = np.random.default_rng(0).normal(size=(40, 6)).astype("f4")
+    m = gw.nn.Sequential(gw.nn.Residual(ex.DynMoE(6, 4, 5, 2, name="m.", seed=0)))
+    ex.calibrate(m, gw.tensor(x), 2)
+    p = gw.trace(m, gw.tensor(x))
+    (name,) = ex.routed_layers(p)
+    (router,) = ex.threshold_routers(p)
+    before, digest = np.asarray(p.run({"x": x})["out"]), p.hash()
+    with p.edit("one more") as e:
+        assert ex.add(e, name, like, birth="closed") == 5
+    assert p.weights.array(router.alive).to_numpy().tolist() == [True] * 5 + [False]
+    np.testing.assert_array_equal(np.asarray(p.run({"x": x})["out"]), before)
+    with p.edit("on") as e:
+        ex.set_alive(e, name, [5])
+    found = p.run({"x": x})
+    mask = found.value(router.value("mask")).to_numpy()
+    assert mask[:, 5].any()
+    if like is not None:
+        np.testing.assert_array_equal(mask[:, 5] & ~mask[:, like], False)
+    p.undo(2)
+    assert p.hash() == digest
+
+
+@pytest.mark.parametrize("like", [None, 1])
+def test_an_open_expert_moves_results_towards_its_own_by_its_weight(like):
+    """y' - y = w'(f_e - y), for weights that are divided by their sum, where no other expert is left out."""
+    p = program(layers=1, k=EXPERTS)
+    found = ex.routed_layer(p, LAYER)
+    before = p.run({"ids": ids()}).value(found.node).to_numpy()
+    with p.edit("open") as e:
+        number = ex.add(e, LAYER, like, birth="open")
+        ex.set_k(e, LAYER, EXPERTS + 1)
+    run, found = p.run({"ids": ids()}), ex.routed_layer(p, LAYER)
+    choice, weights = run.value(found.choice).to_numpy(), run.value(found.weights).to_numpy()
+    share = weights[choice == number][:, None]
+    x = run.value(found.tokens).to_numpy()
+    gate, up, down = (p.weights[f"{LAYER}.experts.{number}.{n}.weight"].numpy() for n in ("gate", "up", "down"))
+    a = x @ gate.T
+    own = (a / (1 + np.exp(-a)) * (x @ up.T)) @ down.T
+    np.testing.assert_allclose(run.value(found.node).to_numpy() - before, share * (own - before), rtol=0, atol=1e-12)
+
+
+def test_a_clone_is_exact_where_a_token_uses_one_expert_and_weights_are_normalised():
+    p = program(k=1)
+    before = logits(p)
+    with p.edit("clone") as e:
+        ex.clone(e, LAYER, 2)
+    np.testing.assert_allclose(logits(p), before, rtol=0, atol=1e-12)
+    two = program(k=2)
+    before = logits(two)
+    with two.edit("clone") as e:
+        ex.clone(e, LAYER, 2)
+    assert np.abs(logits(two) - before).max() > 1e-3  # equal rows are two of the k
+
+
+def test_weights_that_are_not_normalised_grow_by_the_share_that_was_cut():
+    """p_i / Σ over the rest = p_i / (1 - p_e), for tokens that did not choose e."""
+    p = program(layers=1, normalize=False)
+    found = ex.routed_layer(p, LAYER)
+    run = p.run({"ids": ids()})
+    choice, before = run.value(found.choice).to_numpy(), run.value(found.node).to_numpy()
+    logit = run.value(found.logits).to_numpy()
+    share = np.exp(logit) / np.exp(logit).sum(-1, keepdims=True)
+    with p.edit("cut") as e:
+        e.cut_units(found.axis.units([3]))
+    after = p.run({"ids": ids()}).value(ex.routed_layer(p, LAYER).node).to_numpy()
+    without = ~(choice == 3).any(1)
+    assert without.any()
+    np.testing.assert_allclose(after[without], before[without] / (1 - share[without, 3:4]), rtol=1e-10)
+
+
+def test_a_cut_is_recorded_in_less_than_a_kilobyte():
+    p = program()
+    with p.edit("cut") as e:
+        e.cut_units(p.axes()[f"{LAYER}.experts"].units([3]))
+    assert len(json.dumps(list(p.journal[-1].edits), separators=(",", ":"))) < 1024
+
+
 def test_a_copy_shares_memory_until_one_of_both_is_trained():
     p = program("float32")
     with p.edit("clone") as e:
@@ -179,6 +260,37 @@ def test_merging_an_expert_with_its_permuted_copy_gives_it_back():
     with p.edit("merge without matching neurons") as e:
         ex.merge(e, LAYER, [1, number], align=False)
     assert not np.allclose(p.weights[f"{LAYER}.experts.1.up.weight"].numpy(), old["up"])
+
+
+def test_matched_neurons_merge_related_experts_with_less_error():
+    """20 pairs of experts that are near each other but for the order of their neurons."""
+    rng, errors = np.random.default_rng(0), []
+    for seed in range(20):
+        p = program("float32", layers=1, seed=seed, k=1)
+        order = rng.permutation(8)
+        with p.edit("a permuted relative") as e:
+            for n in ("gate", "up", "down"):
+                w = p.weights[f"{LAYER}.experts.0.{n}.weight"].numpy()
+                near = w + 0.1 * w.std() * rng.normal(size=w.shape)
+                e.set_weight(f"{LAYER}.experts.1.{n}.weight", near[:, order] if n == "down" else near[order])
+        x = rng.normal(size=(50, 12)).astype("f4")
+
+        def out(q: Program, i: int, x: np.ndarray) -> np.ndarray:
+            gate, up, down = (q.weights[f"{LAYER}.experts.{i}.{n}.weight"].numpy() for n in ("gate", "up", "down"))
+            a = x @ gate.T
+            return (a / (1 + np.exp(-a)) * (x @ up.T)) @ down.T
+
+        wanted = (out(p, 0, x) + out(p, 1, x)) / 2
+        row = []
+        for align in (True, False):
+            q = p.fork()
+            with q.edit("merge") as e:
+                ex.merge(e, LAYER, [0, 1], align=align)
+            row.append(np.linalg.norm(out(q, 0, x) - wanted) / np.linalg.norm(wanted))
+        errors.append(row)
+    aligned, unaligned = np.array(errors).T
+    assert (aligned < unaligned).all()
+    assert aligned.max() < 0.1
 
 
 def test_merged_weights_and_router_rows_are_averaged_by_use():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from moe import EXPERTS, ids, logits, program
 
+import graphwright as gw
 from graphwright import experts as ex
 from graphwright.errors import UsageError
 from graphwright.surgery.calibration import Calibration
@@ -28,6 +29,30 @@ def test_the_experts_with_the_least_scores_are_cut_in_one_edit(by):
     assert "gone by" in str(report)
     p.undo()
     assert p.hash() == digest
+
+
+def test_experts_cut_by_effect_cost_no_more_than_the_median_of_random_draws():
+    """Held-out loss; the model learned a sequence in which each id follows from the one before it."""
+    rng = np.random.default_rng(0)
+    rule = rng.permutation(31)
+    tokens = [rng.integers(0, 31, 40)]
+    for _ in range(9):
+        tokens.append(rule[tokens[-1]])
+    data = np.stack(tokens, 1)
+    p = program("float32", seed=1)
+
+    def loss(logits, ids):
+        return gw.nn.functional.cross_entropy(logits[:, :-1], ids[:, 1:], dim=-1)
+
+    train = gw.compile_step(p, loss, gw.optim.AdamW(p, lr=1e-2), {"ids": data[:32]})
+    for _ in range(150):
+        train(ids=data[:32])
+    held = Calibration(data)
+
+    def after(by: str, seed: int = 0) -> float:
+        return ex.prune(p.fork(), 0.4, by=by, data=held, seed=seed).after["nats"]
+
+    assert after("effect") <= np.median([after("random", seed) for seed in range(10)])
 
 
 def test_measuring_again_after_each_cut_equals_one_cut_after_the_other():

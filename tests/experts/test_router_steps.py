@@ -20,6 +20,16 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype("f4")
 
 
+def topk_model() -> nn.Module:
+    blocks = [nn.MoE(C, 4, E, 2, kind="mlp", act="gelu", normalize=k == 0, name=f"{k}.", seed=0) for k in range(2)]
+    router = ThresholdRouter(C, E, 2)
+    blocks.insert(1, nn.MoE(C, 4, E, kind="mlp", act="gelu", router=router, name="b.", seed=0))
+    m = nn.Sequential(*map(nn.Residual, blocks))
+    with no_grad():
+        ex.calibrate(m, gw.tensor(normal(N, C, seed=50)), 2)
+    return m
+
+
 def model() -> nn.Module:
     blocks = []
     for name in ("a.", "b."):
@@ -68,6 +78,58 @@ def test_a_compiled_step_trains_routers_as_the_eager_loop_does():
         np.testing.assert_allclose(seen, also[-1].figures["0.inner.router.surprise"].numpy(), rtol=1e-3, atol=1e-6)
     for (name, p), q in zip(eager.named_parameters(), traced.parameters(), strict=True):
         np.testing.assert_allclose(p.numpy(), q.numpy(), rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+def test_ghosts_of_topk_routers_train_them_in_a_compiled_step_as_in_the_eager_loop():
+    """Also beside a threshold router, and after an edit of the experts and of k."""
+    eager, traced = topk_model(), topk_model()
+    mine, other = (optim.Adam(m.parameters(), lr=1e-2, eps=1e-3) for m in (eager, traced))
+    program = gw.trace(traced, gw.tensor(normal(N, C)))
+    also, theirs = ([ex.ghost(r=2, weight=0.5), ex.surprise(r=1)] for _ in range(2))
+    step = gw.compile_step(program, loss_of, other, {"x": (N, C), "target": normal(N, C)}, also=theirs)
+    start = {name: p.numpy().copy() for name, p in eager.named_parameters()}
+    for k in range(3):
+        x, target = normal(N, C, seed=k), normal(N, C, seed=100 + k)
+        with ex.observe(eager) as layers:
+            loss = loss_of(eager(gw.tensor(x)), gw.tensor(target))
+            mine.zero_grad()
+            loss.backward()
+        assert [type(layer) for layer in layers] == [ex.TopKLayer, ex.ThresholdLayer, ex.TopKLayer]
+        also[0].loss(layers).backward()
+        also[1].loss(layers)
+        mine.step()
+        assert step(x=x, target=target).item() == pytest.approx(loss.item(), rel=1e-5)
+        for i in range(3):
+            seen = step.reports[f"surprise.{i}.inner.router.evaluated"].numpy()
+            np.testing.assert_array_equal(seen, also[1].figures[f"{i}.inner.router.evaluated"].numpy())
+    for (name, p), q in zip(eager.named_parameters(), traced.parameters(), strict=True):
+        np.testing.assert_allclose(p.numpy(), q.numpy(), rtol=2e-4, atol=2e-5, err_msg=name)
+        assert (p.numpy() != start[name]).any()
+    with program.edit("fewer experts, one per token") as e:
+        e.cut_units(program.axes()["2.inner.experts"].units([1, 4]))
+        ex.set_k(e, "2.inner", 1)
+    before = program.weights["2.inner.router.weight"].numpy().copy()
+    step(x=normal(N, C), target=normal(N, C, seed=1))
+    assert before.shape == (4, C)
+    assert (program.weights["2.inner.router.weight"].numpy() != before).any()
+
+
+def test_ghosts_train_the_router_of_an_opened_mixture():
+    model = ex.upcycle(gw.open("bundled"), 4, 2, layers=["layers.1.mlp", "layers.2.mlp"], std=0.5)
+    p, ids = model.program, np.array(model.tokenizer.encode("The following table lists"))[None]
+    feeds = {"ids": ids, "positions": np.arange(ids.shape[1])[None]}
+    term = ex.ghost(weight=10.0, layers="layers.2.*")
+
+    def loss(logits: Any, ids: Any) -> Any:
+        return nn.functional.cross_entropy(logits[:, :-1], ids[:, 1:], dim=-1)
+
+    found = []
+    for also in ([], [term]):
+        q = p.fork()
+        gw.compile_step(q, loss, optim.SGD(q, lr=1.0), feeds, also=also)(**feeds)
+        found.append({q.path(n): q.weights.array(q.key(n)).to_numpy("float32") for n in q.params()})
+    moved = {path for path, value in found[0].items() if (value != found[1][path]).any()}
+    assert moved == {"layers.2.mlp.router.weight"}
 
 
 def test_terms_follow_an_edit_that_removes_experts():

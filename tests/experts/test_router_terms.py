@@ -33,7 +33,7 @@ def layer(**options) -> nn.MoE:
     return m
 
 
-def step(m: nn.Module, x: np.ndarray, seed: int = 3) -> list[ex.ObservedLayer]:
+def step(m: nn.Module, x: np.ndarray, seed: int = 3) -> list[Any]:
     """Run and differentiate Σ u·y for random u."""
     with ex.observe(m) as layers:
         y = m(gw.tensor(x))
@@ -41,7 +41,7 @@ def step(m: nn.Module, x: np.ndarray, seed: int = 3) -> list[ex.ObservedLayer]:
     return layers
 
 
-def routing(r: ex.ObservedLayer) -> tuple[np.ndarray, ...]:
+def routing(r: ex.ThresholdLayer) -> tuple[np.ndarray, ...]:
     """(ℓ, mask) of a layer."""
     return r.logits.numpy(), r.mask.numpy()
 
@@ -50,7 +50,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
 
 
-def moved(r: ex.ObservedLayer, p: Tensor, t: Tensor, eta: Tensor) -> ex.ObservedLayer:
+def moved(r: ex.ThresholdLayer, p: Tensor, t: Tensor, eta: Tensor) -> ex.ThresholdLayer:
     return replace(r, prototypes=[p[e] for e in range(E)], thresholds=[t[e] for e in range(E)], eta=eta)
 
 
@@ -259,8 +259,9 @@ def test_ghosts_are_keyed_by_seed_step_and_layer_and_are_alive():
     assert set(first.sum(0)[[0, 2, 3, 4, 5]] > 0) == {True}
 
 
-def test_padding_has_no_ghosts_and_does_not_count():
-    m, x, valid = layer(), normal(N, C), np.arange(N) % 4 > 0
+@pytest.mark.parametrize("kind", ["threshold", "topk"])
+def test_padding_has_no_ghosts_and_does_not_count(kind):
+    m, x, valid = layer() if kind == "threshold" else topk(), normal(N, C), np.arange(N) % 4 > 0
     for term in (ex.sdl(), ex.ghost(r=0), ex.surprise_min(r=0)):
         losses = []
         for given in ((x, valid), (x[valid], None)):
@@ -336,3 +337,83 @@ def test_a_pattern_chooses_layers():
     assert [r.path for r in layers] == ["0.router", "1.router"]
     alone = [ex.sdl(layers=f"{i}.*").loss(layers).item() for i in range(2)]
     assert ex.sdl().loss(layers).item() == pytest.approx(sum(alone))
+
+
+# -- routers that take the k best experts ------------------------------------------------------------------------------
+TOPK = [{}, {"normalize": False}, {"score": "sigmoid"}]
+
+
+def topk(**options) -> nn.MoE:
+    gw.manual_seed(0)
+    return nn.MoE(C, I, E, 2, kind="mlp", act="gelu", name="m.", seed=0, **options).to(float64)
+
+
+def scores_of(m: nn.MoE, x: np.ndarray) -> np.ndarray:
+    z = x @ m.router.weight.numpy().T
+    return sigmoid(z) if m.router.score == "sigmoid" else np.exp(z) / np.exp(z).sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("options", TOPK, ids=str)
+def test_the_gain_of_a_ghost_of_a_topk_router_is_the_one_sided_derivative_of_its_score(options):
+    m, x = topk(**options), normal(N, C)
+    (r,) = step(m, x)
+    s, mask = scores_of(m, x), r.mask.numpy()
+    np.testing.assert_array_equal(mask.sum(1), 2)
+    np.testing.assert_allclose(r.scores.numpy(), s, rtol=1e-12)
+    g, y = normal(N, C, seed=3), m(gw.tensor(x)).numpy()
+    _, gain = r.probe(gw.tensor(np.ones((N, E), bool)))
+    outputs = np.stack([e.down(nn.functional.gelu(e.up(gw.tensor(x)))).numpy() for e in m.experts], 1)
+    assert r.normalized == m.router.normalize
+    total = (s * mask).sum(1) if r.normalized else np.ones(N)
+    advantage = gain.numpy() + ((g * y).sum(1, keepdims=True) if r.normalized else 0)
+    delta = 1e-7
+    for e in range(E):
+        more = s * mask
+        more[:, e] += delta
+        share = more / (more.sum(1, keepdims=True) if r.normalized else 1)
+        slope = (g * (np.einsum("ne,nec->nc", share, outputs) - y)).sum(1) / delta
+        free = ~mask[:, e]
+        np.testing.assert_allclose((-advantage[:, e] / total)[free], slope[free], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", TOPK, ids=str)
+def test_the_ghost_loss_of_a_topk_router_is_its_formula_and_reaches_the_router_alone(options):
+    m, x, term = topk(**options), normal(N, C), ex.ghost(weight=0.3, r=2, seed=5)
+    (r,) = step(m, x)
+    ghosts, mask = term.ghosts(r).numpy(), r.mask.numpy()
+    np.testing.assert_array_equal(ghosts.sum(1), 2)
+    assert not (ghosts & mask).any()
+    _, gain = r.probe(gw.tensor(ghosts | mask))
+    a = gain.numpy()
+    if m.router.normalize:
+        a = a + (normal(N, C, seed=3) * m(gw.tensor(x)).numpy()).sum(1, keepdims=True)
+    scaled = np.clip(a / np.sqrt((a[mask] ** 2).mean()), -3, 3) * ghosts
+    for p in m.parameters():
+        p.grad = None
+    loss = term.loss([r])
+    assert loss.item() == pytest.approx(-0.3 * (scaled * scores_of(m, x)).sum() / N, rel=1e-8)
+    loss.backward()
+    assert {name for name, p in m.named_parameters() if p.grad is not None} == {"router.weight"}
+    w = m.router.weight.numpy().copy()
+
+    def value(at: np.ndarray) -> float:
+        m.router.weight.assign(gw.tensor(at))
+        return -0.3 * (scaled * scores_of(m, x)).sum() / N
+
+    slopes = np.zeros_like(w)
+    for i in np.ndindex(*w.shape):
+        up, down = w.copy(), w.copy()
+        up[i], down[i] = up[i] + 1e-6, down[i] - 1e-6
+        slopes[i] = (value(up) - value(down)) / 2e-6
+    np.testing.assert_allclose(grad_of(m.router.weight).numpy(), slopes, rtol=1e-5, atol=1e-9)
+
+
+def test_terms_of_thresholds_pass_over_layers_of_other_routers():
+    m = nn.Sequential(layer(), topk())
+    layers = step(m, normal(N, C))
+    assert [type(r) for r in layers] == [ex.ThresholdLayer, ex.TopKLayer]
+    assert ex.sdl().loss(layers).item() == ex.sdl().loss(layers[:1]).item()
+    assert ex.ghost().loss(layers[1:]).item() != 0
+    measured = ex.surprise()
+    measured.loss(layers)
+    assert {"0.router.surprise", "1.router.surprise"} <= measured.figures.keys()

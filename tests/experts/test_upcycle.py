@@ -8,6 +8,7 @@ import pytest
 import graphwright as gw
 from graphwright import experts as ex
 from graphwright import nn
+from graphwright.errors import UsageError
 from graphwright.models.model import Model
 from graphwright.optim import AdamW
 
@@ -48,6 +49,47 @@ def test_an_upcycled_model_has_equal_logits_and_shares_memory(model):
     assert len(p.journal) == 1
     p.undo()
     assert p.hash() == digest
+
+
+def test_a_threshold_router_leaves_logits_equal_and_is_calibrated_on_a_model(model):
+    p, before, digest = model.program, model.logits(TEXT), model.program.hash()
+    ex.upcycle(model, 6, 2, router="threshold")
+    assert np.abs(model.logits(TEXT) - before).max() <= 1e-5 * np.abs(before).max()
+    routers = ex.threshold_routers(p)
+    assert [r.path for r in routers] == [f"layers.{i}.mlp.router" for i in range(4)]
+    assert routers[1].prototypes[4] == "model.layers.1.mlp.experts.4.prototype"
+    assert [layer.size for layer in ex.routed_layers(p).values()] == [6] * 4
+    ids = model.tokenizer.encode(TEXT * 8)
+    found = ex.calibrate(model, np.array(ids)[None], k0=2)
+    assert [row.router for row in found.layers] == [r.path for r in routers]
+    use = ex.usage(model, np.array(ids)[None])
+    for row, (name, u) in zip(found.layers, use.layers.items(), strict=True):
+        assert row.router == f"{name}.router"
+        assert u.mean_k == pytest.approx(2, rel=0.05)
+        assert (row.unrouted, row.mean * (1 - row.unrouted)) == (pytest.approx(u.unrouted), pytest.approx(u.mean_k))
+    assert p.journal[-1].author == "pass"
+    assert np.abs(model.logits(TEXT) - before).max() <= 1e-5 * np.abs(before).max()
+    with p.edit("five experts of another kind") as e:
+        for i in range(1, 6):
+            e.set_weight(f"layers.0.mlp.experts.{i}.up.weight", lambda w: 0 * w)
+    by_text = ex.calibrate(model, TEXT * 8, k0=2)
+    assert by_text.to_json() == ex.calibrate(p, {"ids": np.array(ids)[None], "positions": np.arange(len(ids))[None]},
+                                             k0=2).to_json()  # fmt: skip
+    assert by_text.to_json() != found.to_json()
+    p.undo(5)
+    assert p.hash() == digest
+    with pytest.raises(UsageError, match="topk"):
+        ex.upcycle(model, 4, router="hash")
+
+
+@pytest.mark.parametrize("compute", ["bfloat16", "float64"])
+def test_a_threshold_router_computes_in_float32_or_wider(compute):
+    model = gw.open("bundled", compute=compute)
+    before = model.logits(TEXT)
+    ex.upcycle(model, 4, 2, layers="layers.1.mlp", router="threshold")
+    kind = model.program.spec("layers.1.mlp.router.cosine").dtype.name
+    assert kind == ("float32" if compute == "bfloat16" else compute)
+    assert np.abs(model.logits(TEXT) - before).max() <= (2e-2 if compute == "bfloat16" else 1e-6) * np.abs(before).max()
 
 
 def test_one_layer_without_a_gate_is_upcycled():

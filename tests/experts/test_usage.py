@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from moe import EXPERTS, K, ids, logits, program
 
+import graphwright as gw
 from graphwright import experts as ex
 from graphwright.errors import UsageError
 from graphwright.program.program import Program
@@ -60,6 +61,49 @@ def test_figures_equal_a_count_token_by_token():
     share = again["count"] / again["count"].sum()
     assert use.entropy == pytest.approx(-(share * np.log(share)).sum() / np.log(EXPERTS))
     assert p.hash() == digest
+
+
+def test_tokens_without_hits_are_unrouted_and_padding_is_absent():
+    """Counts are those before the fallback, which would hide experts that no token chooses."""
+    rng = np.random.default_rng(0)
+    m = gw.nn.MoE(6, 4, 5, kind="mlp", router=gw.nn.ThresholdRouter(6, 5, 2), name="m.", seed=0)
+    for i, expert in enumerate(m.experts):
+        expert.threshold.assign(gw.tensor(np.float32(3.0 if i == 1 else 0.5)))
+    x, valid = rng.normal(size=(60, 6)).astype("f4"), rng.random(60) > 0.3
+    p = gw.trace(m, x, valid)
+    (use,) = ex.usage(p, {"x": x, "valid": valid}).layers.values()
+    found = p.run({"x": x, "valid": valid})
+    z = found.value("router.margin").to_numpy()
+    hits = (z > 0) & valid[:, None]
+    assert (use.tokens, use.dead) == (valid.sum(), [1])
+    np.testing.assert_array_equal(use.count, hits.sum(0))
+    np.testing.assert_array_equal(use.per_token, np.bincount(hits[valid].sum(1), minlength=6))
+    assert 0 < use.unrouted == pytest.approx(1 - hits.any(1).sum() / valid.sum())
+    weights = found.value("router.weights").to_numpy()
+    np.testing.assert_allclose(use.weight[[0, 2]], [weights[hits[:, e], e].mean() for e in (0, 2)], rtol=1e-6)
+    report = ex.usage(p, {"x": x, "valid": valid})
+    assert "unrouted, dead 1" in str(report)
+    assert next(iter(report.to_json()["layers"].values()))["unrouted"] == use.unrouted
+
+
+def test_lifts_are_shares_of_an_id_relative_to_those_of_all_tokens():
+    p = program()
+    use = ex.usage(p, DATA)[LAYER]
+    choice = p.run(DATA).value(ex.routed_layer(p, LAYER).choice).to_numpy()
+    flat = DATA["ids"].reshape(-1)
+    for expert in range(EXPERTS):
+        chosen = (choice == expert).any(1)
+        wanted = {}
+        for i in set(flat.tolist()):
+            of = chosen[flat == i]
+            if len(of) >= 2 and of.any():
+                wanted[i] = (of.mean() / chosen.mean(), len(of))
+        found = use.lifts(expert, 99)
+        assert {i: pytest.approx((lift, n)) for i, lift, n in found} == wanted
+        assert [row[1] for row in found] == sorted((row[1] for row in found), reverse=True)
+    assert ex.usage(p, {"ids": DATA["ids"][:6]})[LAYER].ids.tolist() == sorted(
+        set(DATA["ids"][:6].reshape(-1).tolist())
+    )
 
 
 def test_a_report_prints_and_is_json():

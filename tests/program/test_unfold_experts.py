@@ -80,6 +80,38 @@ def test_a_cut_edge_leaves_out_one_term_and_a_replaced_expert_runs():
         e.fold(path)
 
 
+def test_gradients_of_an_expert_that_another_subprogram_replaced_are_difference_quotients():
+    """Three matrices; the other experts keep their weights, and the router its scores."""
+    p = traced(nn.MoE(6, 4, 4, 2))
+    (mixture,) = p.of_traits(mixture=True)
+    path, rng = p.path(mixture), np.random.default_rng(3)
+    with p.edit("another expert of three matrices, and a loss") as e:
+        total = e.unfold(path, "experts")
+        x = p.operands(p.node(f"{path}.1"))[0]
+        own = {n: e.param(n, rng.normal(size=(6, 6)) * 0.4) for n in ("first", "second", "third")}
+        inner = e.add("mul", e.add("linear", x, own["first"]), e.add("sigmoid", e.add("linear", x, own["second"])))
+        (edge,) = [x for x in p.in_edges(total) if p.path(p.edge_value(x)) == f"{path}.1"]
+        e.rewire(edge, e.add("linear", inner, own["third"]))
+        out = p.outputs()[0]
+        e.set_outputs(loss=e.add("mean", e.add("mul", out, out), axes=(0, 1)))
+    keys = [*own, "router.weight", "experts.2.up.weight"]
+    feeds = {n: X for n in p.input_names()}
+    found = p.grad("loss", keys).run(feeds, keep="outputs")
+    for key in keys:
+        start = p.weights[key].numpy().copy()
+        for at in [(0, 1), (2, 3), (3, 5)]:
+            values = []
+            for step in (1e-6, -1e-6):
+                moved = start.copy()
+                moved[at] += step
+                q = p.fork()
+                with q.edit("moved") as e:
+                    e.set_weight(key, moved)
+                values.append(q.run(feeds, keep="outputs")["loss"].item())
+            slope = (values[0] - values[1]) / 2e-6
+            np.testing.assert_allclose(found[f"grad.{key}"].to_numpy()[at], slope, rtol=1e-6, atol=1e-9)
+
+
 def test_gradients_of_unfolded_experts_equal_those_of_the_mixture():
     p = traced(nn.MoE(6, 4, 4, 2))
     (mixture,) = p.of_traits(mixture=True)

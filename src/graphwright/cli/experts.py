@@ -74,6 +74,7 @@ def upcycle(
     out: Annotated[Path, argument("OUT", "Directory to write.")],
     experts: Annotated[int, option("N", "Experts per layer.", min=1)] = 8,
     k: Annotated[int, option("N", "Experts that each token uses.", min=1)] = 2,
+    router: Annotated[str, option("NAME", "topk; or threshold, where K is a mean.")] = "topk",
     layer: Annotated[list[str] | None, option("NAME", "Only this MLP, such as layers.0.mlp; may be repeated.")] = None,
     save: Annotated[bool, flag("--save", "Save a model with its journal for further edits; do not export.")] = False,
     check: Check = "auto",
@@ -89,7 +90,7 @@ def upcycle(
     from graphwright.models import open
 
     check_free(out, overwrite)
-    model = ex.upcycle(open(directory), experts, k, layers=layer or "all", seed=seed)
+    model = ex.upcycle(open(directory), experts, k, layers=layer or "all", router=router, seed=seed)
     facts: dict[str, Any] = {"layers": {name: found.size for name, found in ex.routed_layers(model.program).items()}}
     line = f"{len(facts['layers'])} MLPs became mixtures of {experts} experts, of which a token uses {k}"
     if save:

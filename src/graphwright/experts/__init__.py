@@ -9,7 +9,7 @@ from graphwright.experts.dense import DenseMlp, dense_mlps
 from graphwright.experts.edits import add, clone, freeze, level, merge, set_k, split
 from graphwright.experts.integrity import integrity
 from graphwright.experts.layers import DynMoE, DynONN, DynSMHA, Head, to_dense
-from graphwright.experts.observed import ObservedLayer, observe
+from graphwright.experts.observed import ObservedLayer, ThresholdLayer, TopKLayer, observe
 from graphwright.experts.prune import FewerExperts, merge_similar, prune
 from graphwright.experts.regeneration import Change, NoRouter, Regeneration, Signals
 from graphwright.experts.routed import NotAMixture, RoutedLayer, routed_layer, routed_layers
@@ -44,7 +44,9 @@ __all__ = [
     "RouterNodes",
     "RouterTerm",
     "Signals",
+    "ThresholdLayer",
     "TooFewExperts",
+    "TopKLayer",
     "Uncalibrated",
     "Usage",
     "add",

@@ -23,7 +23,7 @@ from graphwright.ops.axes import resolve
 from graphwright.ops.experts import Expert
 from graphwright.program.axes.resize import resize_units
 from graphwright.program.axes.solve_axes import origin
-from graphwright.program.kinds import CONST, PARAM, STORED
+from graphwright.program.kinds import PARAM, STORED
 from graphwright.program.op_graph import Value
 from graphwright.program.weights import as_array, shared_variable
 from graphwright.surgery.errors import check_choices
@@ -140,7 +140,8 @@ def merge(
     equally. With `align`, the neurons of each expert are first matched to those of the first: by the assignment with
     the largest sum of inner products of their weights (Singh and Jaggi 2020; Li et al. 2024, M-SMoE).
 
-    Raises: UsageError for fewer than two experts, or experts of different widths; TooFewExperts.
+    Raises: UsageError for fewer than two experts, or experts of different widths; TooFewExperts; StaleSelection if an
+        expert was added after `by` was measured.
     """
     p, found = e.program, routed_layer(e.program, layer)
     chosen = list(dict.fromkeys(_expert_in(found, i) for i in ids))
@@ -151,7 +152,9 @@ def merge(
         raise UsageError("experts of different widths cannot be merged", where=layer, expected="one width",
                          got=[w[0] for w in widths])  # fmt: skip
     check_left(found, found.size - len(chosen) + 1)
-    counts = by[layer].count[chosen] if by is not None else np.ones(len(chosen)) if share is None else np.asarray(share)
+    counts = np.ones(len(chosen)) if share is None else np.asarray(share)
+    if by is not None:
+        counts = by[layer].now(found)[chosen]
     part = (counts + 1e-9) / (counts + 1e-9).sum()
     groups = [[_matrix(found, v) for v in found.experts[i]] for i in chosen]
     if align:
@@ -187,10 +190,8 @@ def freeze(e: Transaction, layer: str, ids: Iterable[int], frozen: bool = True) 
 def set_k(e: Transaction, layers: str | Iterable[str], k: int) -> None:
     """Set how many experts each token uses, in layers whose router takes the k best. Raises: TooFewExperts."""
     for found in chosen_layers(e.program, layers):
-        p, node = e.program, found.choice.node
-        while found.k is not None and "k" not in p.attrs(node) and p.operands(node):
-            node = p.operands(node)[0].node
-        if found.k is None or "k" not in p.attrs(node):
+        node = found.best
+        if node is None:
             raise UsageError("the router decides how many experts a token uses", where=found.name)
         if type(k) is not int or not 1 <= k <= found.size:
             raise TooFewExperts("a token cannot use this many experts", where=found.name,
@@ -243,9 +244,9 @@ def _rows(layer: RoutedLayer) -> list[tuple[str, int]]:
 
 
 def _alive(layer: RoutedLayer) -> NodeId | None:
-    """Return the constant that tells which experts are alive, of routers that know dead ones."""
+    """Return the stored mask that tells which experts are alive, of routers that know dead ones."""
     p = layer.program
-    found = (m.value.node for m in layer.axis.members if p.op(m.value.node) == CONST)
+    found = (m.value.node for m in layer.axis.members if p.op(m.value.node) in STORED)
     return next((n for n in found if p.spec(n).dtype is bool_), None)
 
 

@@ -16,7 +16,7 @@ from graphwright.ops import get
 from graphwright.ops.axes import Atom, resolve
 from graphwright.ops.experts import FIRST, Expert, experts_of
 from graphwright.program.axes.solve_axes import origin
-from graphwright.program.kinds import PARAM, SOURCES
+from graphwright.program.kinds import KINDS, PARAM, SOURCES
 from graphwright.program.op_graph import Value
 
 if TYPE_CHECKING:
@@ -79,6 +79,14 @@ class RoutedLayer:
         """Experts per token; None if the router decides how many."""
         size = self.program.spec(self.choice).shape[1]
         return size if isinstance(size, int) and self.program.spec(self.choice).dtype.kind == "int" else None
+
+    @property
+    def best(self) -> NodeId | None:
+        """The node that takes the k best experts; None if the router decides how many."""
+        p = self.program
+        between = p.reachable([self.choice]) & p.dependents([self.logits.node])
+        found = [n for n in between if p.op(n) not in KINDS and "k" in p.attrs(n)]
+        return max(found, key=p.order_labels.key, default=None) if self.k is not None else None
 
 
 def routed_layers(p: Program) -> dict[str, RoutedLayer]:

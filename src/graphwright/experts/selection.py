@@ -10,6 +10,7 @@ import numpy as np
 from graphwright.errors import UsageError
 from graphwright.experts.routed import RoutedLayer, routed_layers
 from graphwright.program.axes.units import Units
+from graphwright.program.errors import StaleSelection
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -41,9 +42,14 @@ def least(
         per_layer: whether every layer loses the same number. Otherwise layers compete, and each keeps at least as many
             experts as its tokens use.
         comparable: whether scores of different layers are of one kind; otherwise each is divided by its layer's mean.
-    Raises: TooFewExperts if a layer would keep fewer experts than its tokens use.
+    Raises: TooFewExperts if a layer would keep fewer experts than its tokens use; StaleSelection for scores of another
+        number of experts.
     """
     layers = routed_layers(p)
+    for name, row in scored.items():
+        if len(row) != layers[name].size:
+            raise StaleSelection("the layer has another number of experts than were scored", where=name,
+                                 expected=layers[name].size, got=len(row), fix="score again")  # fmt: skip
     chosen: dict[str, tuple[int, ...]] = {}
     if per_layer:
         for name, row in scored.items():

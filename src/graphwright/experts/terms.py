@@ -12,14 +12,24 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from math import inf
+from typing import Any, ClassVar
 
 import numpy as np
 
 from graphwright.array import DType, NDArray, bool_, from_numpy
 from graphwright.autograd import Parameter, Tensor, Variable, as_tensor
 from graphwright.errors import UsageError
-from graphwright.experts.observed import ObservedLayer, read_by
+from graphwright.experts.observed import (
+    ObservedLayer,
+    ThresholdLayer,
+    TopKLayer,
+    path_of,
+    read_by,
+    topk_layers,
+)
+from graphwright.experts.routed import RoutedLayer
 from graphwright.experts.routers import RouterNodes, threshold_routers
+from graphwright.graph import NodeId
 from graphwright.nn.router import Uncalibrated
 from graphwright.ops import call
 from graphwright.optim import StepTerm, StepView
@@ -44,11 +54,13 @@ class RouterTerm(Settings, StepTerm):
         figures: values of the last call by `<path of the router>.<name>`.
     """
 
+    takes: ClassVar[type[ObservedLayer]] = ThresholdLayer
     layers: str = field(default="*", kw_only=True)
     figures: dict[str, Tensor] = field(default_factory=dict, kw_only=True, repr=False, compare=False)
 
     def loss(self, layers: Sequence[ObservedLayer]) -> Tensor:
         """Return the sum of the term over the layers whose router matches, 0-d; what it measured is in `figures`."""
+        layers = [layer for layer in layers if isinstance(layer, self.takes)]
         self.figures.clear()
         losses = [self.of(layer) for layer in layers if fnmatchcase(layer.path, self.layers)]
         return sum(losses[1:], losses[0]) if losses else as_tensor(np.float32(0))
@@ -58,9 +70,13 @@ class RouterTerm(Settings, StepTerm):
         return (ref for router in self._routers(program) for ref in read_by(router))
 
     def trains(self, program: Program) -> list[str]:
-        """Return the keys of prototypes, thresholds and slopes. Warns: Uncalibrated where all thresholds are equal."""
+        """Return the keys of the routers' parameters. Warns: Uncalibrated where all thresholds are equal."""
         keys = []
         for router in self._routers(program):
+            if isinstance(router, RoutedLayer):
+                assert router.router is not None
+                keys.append(program.key(router.router))
+                continue
             thresholds = router.thresholds
             values = {float(program.weights.array(key).to_numpy("float64")) for key in thresholds}
             if len(values) == 1 < len(thresholds):
@@ -72,17 +88,25 @@ class RouterTerm(Settings, StepTerm):
     def __call__(self, view: StepView) -> Tensor | None:
         """Return the sum of the term over the routers of the program; report the figures."""
         routers = self._routers(view.program)
-        loss = self.loss([ObservedLayer.of_step(view, router, index) for index, router in enumerate(routers)])
+        loss = self.loss([TopKLayer.of_step(view, router, index) if isinstance(router, RoutedLayer)
+                          else ThresholdLayer.of_step(view, router, index)
+                          for index, router in enumerate(routers)])  # fmt: skip
         for name, value in self.figures.items():
             view.report(f"{self.name or type(self).__name__}.{name}", value)
         self.figures.clear()
         return loss
 
-    def _routers(self, program: Program) -> list[RouterNodes]:
-        return [r for r in threshold_routers(program) if fnmatchcase(r.path, self.layers)]
+    def _routers(self, program: Program) -> list[RouterNodes | RoutedLayer]:
+        found: dict[NodeId, RouterNodes | RoutedLayer] = {}
+        for router in threshold_routers(program):
+            if fnmatchcase(router.path, self.layers):
+                found[router.mixture] = router
+        if self.takes is not ThresholdLayer:
+            found |= {r.node: r for r in topk_layers(program) if fnmatchcase(path_of(r), self.layers)}
+        return [found[node] for node in sorted(found, key=program.order_labels.key)]
 
-    def of(self, layer: ObservedLayer) -> Tensor:
-        """Return the loss of one layer, 0-d."""
+    def of(self, layer: Any) -> Tensor:
+        """Return the loss of one layer, 0-d; it is a `takes`."""
         raise NotImplementedError(f"{type(self).__name__} does not define of(layer)")
 
     def note(self, layer: ObservedLayer, name: str, value: Tensor) -> None:
@@ -106,7 +130,7 @@ class sdl(RouterTerm):
     diversity: NotNegative = 0.01
     count: NotNegative = 0.01
 
-    def of(self, layer: ObservedLayer) -> Tensor:
+    def of(self, layer: ThresholdLayer) -> Tensor:
         alive, p = layer.number(layer.alive), layer.unit_prototypes
         number = alive.sum()
         pairs = alive.unsqueeze(-1) * alive * as_tensor(_off_diagonal(p.shape[0], p.dtype))
@@ -167,7 +191,8 @@ class ghost(_Probing):
 
     A = -⟨g, f(x) - y⟩ is the gain of such an expert, Â = A / RMS(A of the chosen pairs) within ±3, a constant. The loss
     is -weight · mean over tokens of Σ Â·σ(κz) over ghosts; the layer's result stays as it is. It keeps useless experts
-    out and sharpens choices.
+    out and sharpens choices. Where a router takes the k best, its score is in place of σ(κz), and A = -⟨g, f(x)⟩ if
+    weights are not divided by their sum.
 
     Attributes:
         weight: of the loss.
@@ -175,6 +200,7 @@ class ghost(_Probing):
         seed: of the draws.
     """
 
+    takes: ClassVar[type[ObservedLayer]] = ObservedLayer
     weight: NotNegative = 0.1
 
     def of(self, layer: ObservedLayer) -> Tensor:
@@ -182,12 +208,14 @@ class ghost(_Probing):
         _, gain = layer.probe(call("logical_or", layer.mask, ghosts))
         assert layer.gradient is not None
         assert layer.result is not None
-        advantage = gain + (layer.gradient * layer.result.to(gain.dtype)).sum(axis=1, keepdims=True)
+        advantage = gain
+        if layer.normalized:
+            advantage = gain + (layer.gradient * layer.result.to(gain.dtype)).sum(axis=1, keepdims=True)
         chosen, share = layer.number(layer.mask), layer.number(ghosts)
         rms = ((advantage * chosen).square().sum() / chosen.sum().clamp(min=1.0)).sqrt()
         scale = call("where", call("gt", rms, 0.0), rms, inf)
         pull = (advantage / scale).clamp(-3.0, 3.0) * share
-        return (pull.detach() * layer.logits.sigmoid()).sum() / layer.count * -self.weight
+        return (pull.detach() * layer.scores).sum() / layer.count * -self.weight
 
 
 @dataclass(frozen=True)
@@ -198,6 +226,7 @@ class surprise(_Probing):
     step an expert whose pairs all give 0 is reported as `InertExpert`.
     """
 
+    takes: ClassVar[type[ObservedLayer]] = ObservedLayer
     r: Count = field(default=0, kw_only=True)
 
     def trains(self, program: Program) -> list[str]:
@@ -247,7 +276,7 @@ class surprise_min(_Probing):
     beta: NotNegative = 1.0
     weight: NotNegative = 1e-3
 
-    def of(self, layer: ObservedLayer) -> Tensor:
+    def of(self, layer: ThresholdLayer) -> Tensor:
         pairs = call("logical_or", layer.mask, self.ghosts(layer))
         amount, gain = layer.probe(pairs)
         marks, logits = layer.number(pairs), layer.logits
@@ -289,7 +318,7 @@ class long_surprise(RouterTerm):
     optimizer: Optimizer = field(kw_only=True, repr=False)
     weight: NotNegative = 1e-3
 
-    def of(self, layer: ObservedLayer) -> Tensor:
+    def of(self, layer: ThresholdLayer) -> Tensor:
         count = len(layer.prototypes)
         width = len(layer.weights) // count
         costs = [self._cost(layer.weights[e * width : (e + 1) * width]) for e in range(count)]

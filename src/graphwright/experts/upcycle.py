@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from graphwright.array import float32
-from graphwright.autograd import Parameter
+from graphwright.autograd import Parameter, Tensor, zeros
 from graphwright.errors import UsageError
 from graphwright.experts.dense import DenseMlp, dense_mlps
 from graphwright.experts.edits import merge, set_k
 from graphwright.experts.routed import NotAMixture, routed_layer
 from graphwright.experts.selection import TooFewExperts
 from graphwright.experts.usage import Usage
+from graphwright.nn.module import Module
+from graphwright.nn.router import ThresholdRouter
 from graphwright.ops import traits
 from graphwright.ops.experts import ACTIVATIONS, Expert
 from graphwright.program.axes.solve_axes import origin
-from graphwright.program.editing.replace import redirect, remove_unread
+from graphwright.program.builder import trace
+from graphwright.program.editing.replace import paste, redirect, remove_unread
 from graphwright.program.op_graph import Value
 from graphwright.program.weights import as_array, shared_variable
+from graphwright.surgery.errors import check_choices
 from graphwright.surgery.matrices import program_of
 
 if TYPE_CHECKING:
@@ -30,11 +35,13 @@ if TYPE_CHECKING:
 
 AnyModel = TypeVar("AnyModel", bound="Model | Program")
 TOOL = "graphwright.experts"
+ROUTERS = ("topk", "threshold")
 
 
 def upcycle(
-    model: AnyModel, experts: int, k: int = 2, *, layers: str | Iterable[str] = "all", std: float = 0.02, seed: int = 0
-) -> AnyModel:
+    model: AnyModel, experts: int, k: int = 2, *, layers: str | Iterable[str] = "all", router: str = "topk",
+    std: float = 0.02, seed: int = 0,
+) -> AnyModel:  # fmt: skip
     """Replace MLPs by mixtures of experts that are their copies, in one edit; return the model.
 
     The weights of a token are divided by their sum, so results do not change. The copies share the MLP's memory until
@@ -44,11 +51,14 @@ def upcycle(
         model: a model or program.
         experts, k: number of experts, and of experts that each token uses.
         layers: names of the MLPs, such as `layers.0.mlp`; by default all.
-        std: standard deviation of the router's weights.
-        seed: seed of these.
+        router: `topk`, or `threshold` for routers as `nn.ThresholdRouter`, where k is the mean number of experts that
+            `calibrate` aims at.
+        std: standard deviation of the weights of a `topk` router.
+        seed: seed of the router's weights.
     Raises: TooFewExperts if k is out of range; NotAMixture listing the MLPs, if one of `layers` is none.
     """
     p = program_of(model)
+    check_choices({"router": router}, {"router": ROUTERS})
     if type(experts) is not int or type(k) is not int or not 1 <= k <= experts:
         raise TooFewExperts("invalid number of experts per token", expected=f"1 <= k <= {experts}", got=k)
     found = dense_mlps(p)
@@ -60,20 +70,42 @@ def upcycle(
         for i, name in enumerate(names):
             width = int(p.spec(found[name].x).shape[-1])
             rows = np.random.default_rng([seed, i]).normal(0.0, std, (experts, width))
-            _route(e, found[name], experts, k, rows)
+            above = router == "threshold"
+            route = partial(_by_thresholds, k0=k, seed=seed) if above else partial(_by_scores, k=k, rows=rows)
+            _route(e, found[name], experts, route)
     return model
 
 
-def _route(e: Transaction, mlp: DenseMlp, experts: int, k: int, rows: np.ndarray) -> None:
+_Routed = tuple[Value, Sequence[Value]]
+"""Weights [N, k] or [N, E], and the results of the `dispatch`."""
+
+
+def _route(e: Transaction, mlp: DenseMlp, experts: int, route: Callable[..., _Routed]) -> None:
     """Replace an MLP by a routed layer, whose nodes are named as those of opened mixtures."""
     p, name, spec = e.program, mlp.name, e.spec(mlp.x)
-    weight, tokens = mlp.expert.up, mlp.x
-
-    def put(op: str, operands: Sequence[Value], label: str, **attrs: Any) -> Value:
-        return Value(e.add_op(op, operands, attrs, p.free_name(f"{name}.{label}")))
-
+    tokens = mlp.x
     if len(spec.shape) != 2:
-        tokens = put("flatten", [tokens], "tokens", start=0, end=len(spec.shape) - 2)
+        tokens = _put(e, name, "flatten", [tokens], "tokens", start=0, end=len(spec.shape) - 2)
+    weights, runs = route(e, mlp, tokens, experts)
+    operands = [v for i in range(experts) for v in _copy(e, mlp, i)]
+    made = _put(e, name, "expert_mlp", [tokens, *runs, weights, *operands], "experts", **mlp.attrs)
+    if len(spec.shape) != 2:
+        made = _put(e, name, "unflatten", [made], "mixed", axis=0, sizes=spec.shape[:-1])
+    redirect(e, {mlp.result: made})
+    e.remove(mlp.nodes)
+    for value in mlp.expert:
+        if value is not None and value.node in p.graph:
+            remove_unread(e, value)
+
+
+def _put(e: Transaction, module: str, op: str, operands: Sequence[Value], label: str, **attrs: Any) -> Value:
+    return Value(e.add_op(op, operands, attrs, e.program.free_name(f"{module}.{label}")))
+
+
+def _by_scores(e: Transaction, mlp: DenseMlp, tokens: Value, experts: int, *, k: int, rows: np.ndarray) -> _Routed:
+    """Add a router that takes the k best of a softmax; `rows` [E, C] are its weights."""
+    p, name, weight = e.program, mlp.name, mlp.expert.up
+    put = partial(_put, e, name)
     stored = origin(p, weight)
     assert stored is not None
     kind = p.spec(stored).dtype
@@ -82,22 +114,43 @@ def _route(e: Transaction, mlp: DenseMlp, experts: int, k: int, rows: np.ndarray
     if p.spec(weight).dtype is not kind:
         router = put("cast", [router], "router.weight.cast", dtype=p.spec(weight).dtype)
     logits = put("linear", [tokens, router], "router")
-    if spec.dtype.is_low:
+    if p.spec(tokens).dtype.is_low:
         logits = put("cast", [logits], "logits", dtype=float32)
     scores = put("softmax", [logits], "scores", axis=-1)
     chosen = put("topk", [scores], "chosen", k=k, axis=-1)
     total = put("sum", [chosen], "total", axes=(1,), keepdims=True)
     weights = put("div", [chosen, total], "weights")
     runs = put("dispatch", [Value(chosen.node, 1)], "dispatch", experts=experts).node
-    operands = [v for i in range(experts) for v in _copy(e, mlp, i)]
-    made = put("expert_mlp", [tokens, *(Value(runs, i) for i in range(3)), weights, *operands], "experts", **mlp.attrs)
-    if len(spec.shape) != 2:
-        made = put("unflatten", [made], "mixed", axis=0, sizes=spec.shape[:-1])
-    redirect(e, {mlp.result: made})
-    e.remove(mlp.nodes)
-    for value in mlp.expert:
-        if value is not None and value.node in p.graph:
-            remove_unread(e, value)
+    return weights, [Value(runs, i) for i in range(3)]
+
+
+class _Thresholds(Module):
+    """A threshold router with what it has in each expert, without the experts."""
+
+    def __init__(self, dim: int, experts: int, k0: float, name: str, seed: int) -> None:
+        self.router = ThresholdRouter(dim, experts, k0)
+        self.experts = [Module() for _ in range(experts)]
+        for i, expert in enumerate(self.experts):
+            for label, own in self.router.expert_parameters(f"{name}.experts.{i}.", seed).items():
+                expert.register_parameter(label, own)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        found = self.router(x, experts=self.experts)
+        return {"weights": found.weights, **dict(zip(("offsets", "rows", "pairs"), found.runs, strict=True))}
+
+
+def _by_thresholds(e: Transaction, mlp: DenseMlp, tokens: Value, experts: int, *, k0: float, seed: int) -> _Routed:
+    """Add a threshold router, whose parameters are those of the experts."""
+    p, spec = e.program, e.spec(tokens)
+    dim = int(spec.shape[-1])
+    module = _Thresholds(dim, experts, k0, mlp.name, seed)
+    example = zeros((2, dim), dtype=spec.dtype)
+    made = trace(module if spec.dtype.is_low else module.to(spec.dtype), example, sizes={"x": ("N", dim)})
+    stored = origin(p, mlp.expert.up)
+    assert stored is not None
+    key = ".".join(p.key(stored).split(".")[:-2])
+    found = paste(e, made, {"x": tokens}, f"{mlp.name}.", key and f"{key}.")
+    return found["weights"], [found[n] for n in ("offsets", "rows", "pairs")]
 
 
 def _copy(e: Transaction, mlp: DenseMlp, number: int) -> list[Value]:

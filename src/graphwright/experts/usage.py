@@ -14,10 +14,13 @@ from graphwright.array import NDArray, from_numpy
 from graphwright.autograd import Tensor, no_grad
 from graphwright.experts.picture import together_picture, usage_picture
 from graphwright.experts.routed import RoutedLayer, routed_layer, routed_layers
+from graphwright.experts.routers import threshold_routers
 from graphwright.experts.selection import COMPARABLE, least
+from graphwright.graph import NodeId
 from graphwright.models.generation.text import check_ids, vocabulary
 from graphwright.ops.experts import Expert, run_expert
 from graphwright.program.axes.units import Units
+from graphwright.program.errors import StaleSelection
 from graphwright.report import Report, table
 from graphwright.surgery.calibration import (
     ROWS,
@@ -40,9 +43,11 @@ if TYPE_CHECKING:
 class LayerUsage(Report):
     """Use of the E experts of one routed layer on N tokens; arrays are float64 [E] unless stated otherwise.
 
+    The tokens of an expert are those that chose it; tokens that a threshold router gives to its fallback chose none.
+
     Attributes:
         name: of the layer.
-        tokens: N, without those that no expert processes on purpose, such as padding.
+        tokens: N, without padding.
         count: tokens of each expert, int64 [E].
         weight: mean weight of an expert over its tokens.
         output: mean norm ‖f(x)‖ of an expert's results over its tokens.
@@ -51,6 +56,9 @@ class LayerUsage(Report):
         per_token: tokens with 0, 1, 2, ... experts, int64 [E + 1].
         together: tokens that chose both of two experts, int64 [E, E]; the diagonal is `count`.
         mean_output: mean of f(x) over an expert's tokens [E, C].
+        ids: the different ids among the tokens, int64 [U]; empty for programs without ids.
+        by_id: tokens of each id that chose an expert, and in the last column of each id, int64 [U, E + 1].
+        nodes: the first param node of each expert, by which it is known after edits.
     """
 
     name: str
@@ -63,8 +71,11 @@ class LayerUsage(Report):
     per_token: np.ndarray
     together: np.ndarray
     mean_output: np.ndarray
-    HIDDEN: ClassVar = ("mean_output",)
-    FIGURES: ClassVar = ("share", "mass", "entropy", "max_load", "dead", "mean_k")
+    ids: np.ndarray
+    by_id: np.ndarray
+    nodes: tuple[NodeId, ...]
+    HIDDEN: ClassVar = ("mean_output", "ids", "by_id", "nodes")
+    FIGURES: ClassVar = ("share", "mass", "entropy", "max_load", "dead", "mean_k", "unrouted")
 
     @property
     def share(self) -> np.ndarray:
@@ -97,6 +108,32 @@ class LayerUsage(Report):
     def mean_k(self) -> float:
         """Mean number of experts per token."""
         return float(self.count.sum() / max(self.tokens, 1))
+
+    @property
+    def unrouted(self) -> float:
+        """Share of the tokens that chose no expert and went to the fallback."""
+        return float(self.per_token[0] / max(self.tokens, 1))
+
+    def now(self, layer: RoutedLayer, by: str = "count") -> np.ndarray:
+        """Return a figure of the experts that a layer has now, [E]. Raises: StaleSelection if one was not measured."""
+        known = {node: i for i, node in enumerate(self.nodes)}
+        indices = [known.get(layer.params(e)[0], -1) for e in range(layer.size)]
+        if -1 in indices:
+            raise StaleSelection("an expert was added after the use of experts was measured", where=layer.name,
+                                 got=f"expert {indices.index(-1)}", fix="measure again")  # fmt: skip
+        return np.asarray(getattr(self, by))[indices]
+
+    def lifts(self, expert: int, n: int = 8, *, least: int = 2) -> list[tuple[int, float, int]]:
+        """Return the ids that prefer an expert most, as (id, lift, tokens of this id), from the largest lift down.
+
+        The lift is the share of the id's tokens that chose the expert, relative to that of all tokens. Ids with fewer
+        than `least` tokens are left out.
+        """
+        total = self.by_id[:, -1]
+        often = np.flatnonzero(total >= least)
+        lift = self.by_id[often, expert] / total[often] / max(self.count[expert] / max(self.tokens, 1), 1e-30)
+        best = [i for i in np.argsort(-lift, kind="stable")[:n] if lift[i] > 0]
+        return [(int(self.ids[often[i]]), float(lift[i]), int(total[often[i]])) for i in best]
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as JSON values; arrays as lists."""
@@ -140,8 +177,14 @@ class Usage(Report):
         return self.layers[layer]
 
     def scores(self, by: str = "share") -> dict[str, np.ndarray]:
-        """Return {layer: figure [E]}; `by`: share, mass, weight, output, reap or contribution."""
-        return {name: np.asarray(getattr(u, by), np.float64) for name, u in self.layers.items()}
+        """Return {layer: figure [E]} of the experts that the program has now, which follow edits.
+
+        Args:
+            by: share, mass, weight, output, reap or contribution.
+        Raises: StaleSelection for an expert that was added after the measurement.
+        """
+        layers = routed_layers(self.program)
+        return {name: u.now(layers[name], by).astype(np.float64) for name, u in self.layers.items() if name in layers}
 
     def least(self, n: int | float, *, per_layer: bool = True, by: str = "share") -> Units:
         """Select the experts with the smallest figure, to cut them: see `graphwright.experts.least`."""
@@ -151,8 +194,9 @@ class Usage(Report):
         lines = [table([row for u in self.layers.values() for row in u.rows()], _COLUMNS), ""]
         for u in self.layers.values():
             dead = f", dead {', '.join(map(str, u.dead))}" if u.dead else ""
+            none = f", {u.unrouted:.1%} unrouted" if u.unrouted else ""
             lines.append(f"{u.name}  {u.tokens} tokens, {u.mean_k:.2f} experts per token, entropy {u.entropy:.3f}, "
-                         f"largest load {u.max_load:.2f} of equal shares{dead}")  # fmt: skip
+                         f"largest load {u.max_load:.2f} of equal shares{none}{dead}")  # fmt: skip
         return "\n".join(lines)
 
     def to_svg(self, path: str | Path | None = None, *, beside: Usage | None = None) -> str:
@@ -168,12 +212,11 @@ class Usage(Report):
 
     def overlay(self) -> dict[str, float]:
         """Return the use of each expert relative to equal use, by path: `program.to_svg(overlay=use.overlay())`."""
-        layers = routed_layers(self.program)
         found: dict[str, float] = {}
-        for name, u in self.layers.items():
-            for e, share in enumerate(u.share.tolist()):
-                path = self.program.path(layers[name].params(e)[0])
-                found[".".join(path.split(".")[:-2])] = share * len(u.share)
+        for u in self.layers.values():
+            for node, share in zip(u.nodes, u.share.tolist(), strict=True):
+                if node in self.program.graph:
+                    found[".".join(self.program.path(node).split(".")[:-2])] = share * len(u.share)
         return found
 
 
@@ -191,12 +234,16 @@ def usage(model: Model | Program, data: CalibrationSource | None = None) -> Usag
 
 def measured(p: Program, feeds: Sequence[Mapping[str, np.ndarray]]) -> Usage:
     """Measure the use of all experts of a program on chunks of inputs, arrays by input name."""
-    layers = routed_layers(p)
+    layers, hits = routed_layers(p), {r.mixture: r.value("hits") for r in threshold_routers(p)}
     sums = {name: _Sums(layer) for name, layer in layers.items()}
     wanted = [v for layer in layers.values() for v in (layer.tokens, layer.choice, layer.weights)]
-    for values in Stream(p, feeds).read([*wanted]):
+    for values, given in zip(Stream(p, feeds).read([*wanted, *hits.values()]), feeds, strict=True):
         for name, layer in layers.items():
-            sums[name].add(values[layer.tokens], values[layer.choice].to_numpy(), as_float(values[layer.weights]))
+            choice = values[layer.choice].to_numpy()
+            valid = np.any(choice if choice.dtype == np.bool_ else choice >= 0, axis=1)
+            chosen = values[hits[layer.node]].to_numpy() if layer.node in hits else choice
+            ids = np.reshape(given.get("ids", ()), -1)
+            sums[name].add(values[layer.tokens], chosen, as_float(values[layer.weights]), valid, ids)
     return Usage(p, p.version, {name: s.result() for name, s in sums.items()})
 
 
@@ -259,17 +306,20 @@ class _Sums:
         self.tokens, self.count, self.together = 0, np.zeros(n, np.int64), np.zeros((n, n), np.int64)
         self.weight, self.output, self.reap, self.contribution = (np.zeros(n) for _ in range(4))
         self.per_token, self.mean = np.zeros(n + 1, np.int64), np.zeros((n, int(width)))
+        self.ids, self.by_id = np.zeros(0, np.int64), np.zeros((0, n + 1), np.int64)
 
-    def add(self, tokens: NDArray, choice: np.ndarray, weights: np.ndarray) -> None:
-        """Add a chunk: tokens [N, C], choice and weights [N, k] or [N, E]."""
+    def add(self, tokens: NDArray, choice: np.ndarray, weights: np.ndarray, valid: np.ndarray, ids: np.ndarray) -> None:
+        """Add a chunk: tokens [N, C], choice and weights [N, k] or [N, E], valid [N]; ids [N], or another number."""
         n = self.layer.size
         token, expert, weight = pairs_of(choice, weights.astype(np.float64))
         chosen = np.zeros((len(choice), n), np.int64)
         np.add.at(chosen, (token, expert), 1)
-        self.tokens += len(choice)
+        self.tokens += int(valid.sum())
         self.count += chosen.sum(axis=0)
         self.together += chosen.T @ chosen
-        self.per_token += np.bincount(chosen.sum(axis=1), minlength=n + 1)
+        self.per_token += np.bincount(chosen[valid].sum(axis=1), minlength=n + 1)
+        if len(ids) == len(choice):
+            self._add_ids(ids[valid], chosen[valid])
         host, parts, total = tokens.to_numpy(bits=True), [], np.zeros(tokens.shape)
         for e in range(n):
             rows, w = token[expert == e], weight[expert == e]
@@ -286,8 +336,15 @@ class _Sums:
             self.contribution[e] += (np.abs(w) * size / np.maximum(norms[rows], 1e-30)).sum()
             self.mean[e] += made.sum(axis=0)
 
+    def _add_ids(self, ids: np.ndarray, chosen: np.ndarray) -> None:
+        known, at = np.unique(np.concatenate([self.ids, ids]), return_inverse=True)
+        rows = np.concatenate([self.by_id, np.pad(chosen, ((0, 0), (0, 1)), constant_values=1)])
+        self.ids, self.by_id = known, np.zeros((len(known), rows.shape[1]), np.int64)
+        np.add.at(self.by_id, at, rows)
+
     def result(self) -> LayerUsage:
         """Return the figures."""
         n = np.maximum(self.count, 1)
         return LayerUsage(self.layer.name, self.tokens, self.count, self.weight / n, self.output / n, self.reap / n,
-                          self.contribution / n, self.per_token, self.together, self.mean / n[:, None])  # fmt: skip
+                          self.contribution / n, self.per_token, self.together, self.mean / n[:, None], self.ids,
+                          self.by_id, tuple(self.layer.params(e)[0] for e in range(self.layer.size)))  # fmt: skip

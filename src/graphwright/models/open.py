@@ -24,6 +24,7 @@ from graphwright.models.inspect import Inspection, inspect_files
 from graphwright.models.loading import build, match_keys
 from graphwright.models.metrics import drift
 from graphwright.models.model import Model
+from graphwright.models.stacks import divide
 from graphwright.models.tokenizer import (
     AutoTokenizer,
     ByteTokenizer,
@@ -75,7 +76,7 @@ def _open(
         return _open_saved(directory, tokenizer, check)
     config = Config.read(directory)
     family = find(config) if arch is None else arch
-    checkpoint = Checkpoint(source)
+    checkpoint = divide(Checkpoint(source), family)
     dims = family.read(config)
     keys = match_keys(family, dims, checkpoint, config)
     program = build(family, dims, keys, checkpoint, dtype, compute, directory.name)

@@ -1,5 +1,6 @@
 """Read and write safetensors checkpoints as bytes; this package has no tensor type and does not import torch."""
 
+from graphwright.safetensors.divided import DividedCheckpoint
 from graphwright.safetensors.errors import (
     HEADER_RULES,
     INDEX_RULES,
@@ -27,7 +28,7 @@ from graphwright.safetensors.writer import (
 
 __all__ = [
     "BITS", "HEADER_RULES", "INDEX_RULES", "Checkpoint", "CheckpointChanged", "CheckpointClosed", "CheckpointError",
-    "CheckpointNotFound", "Header", "HeaderError", "IndexFileError", "Shard", "Stored", "TensorData", "TensorFile",
-    "TensorInfo", "UnknownKey", "UnsafeFile", "build_header", "parse_header", "parse_size", "plan_like", "plan_shards",
-    "write_checkpoint", "write_tensors",
+    "CheckpointNotFound", "DividedCheckpoint", "Header", "HeaderError", "IndexFileError", "Shard", "Stored",
+    "TensorData", "TensorFile", "TensorInfo", "UnknownKey", "UnsafeFile", "build_header", "parse_header", "parse_size",
+    "plan_like", "plan_shards", "write_checkpoint", "write_tensors",
 ]  # fmt: skip

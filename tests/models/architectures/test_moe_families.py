@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from checkpoints import MIXTURES, Made, edit_config, relative, some_ids
+from safetensors.numpy import load_file, save_file
 
 import graphwright as gw
 from graphwright.models import ConfigError, TensorMismatch, architectures
@@ -109,6 +110,84 @@ def test_node_names(made: Callable[[str], Made]) -> None:
     assert mixtral.path(mixtral.operands(mixtral.node("layers.0.mlp.weights"))[1]) == "layers.0.mlp.total"
 
 
+# -- files with the experts of a layer in one tensor -------------------------------------------------------------------
+@pytest.fixture(params=FAMILIES)
+def stacked(request: pytest.FixtureRequest, made: Callable[[str], Made], tmp_path: Path) -> Made:
+    """A checkpoint with the names that transformers has in memory."""
+    c = made(request.param)
+    c.model.save_pretrained(tmp_path / "stacked", save_original_format=False)
+    return Made(tmp_path / "stacked", c.model)
+
+
+def test_stacked_experts_are_params_of_their_own_and_byte_ranges_of_the_file(
+    stacked: Made, made: Callable[[str], Made], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    m, separate = gw.open(stacked.path), gw.open(made(request.node.callspec.params["stacked"]).path)
+    whole = load_file(stacked.path / "model.safetensors")["model.layers.2.mlp.experts.gate_up_proj"]
+    assert m.keys == separate.keys
+    assert not any(m.program.weights.array(k).storage.touched for k in m.keys.values())
+    assert np.array_equal(m.logits(IDS), separate.logits(IDS))
+    up = m.program.weights.array(m.keys["layers.2.mlp.experts.3.up.weight"]).to_numpy()
+    assert np.array_equal(up, whole[3, len(up) :])
+    assert m.inspect().nbytes == separate.inspect().nbytes
+    assert m.export(tmp_path / "out", check="none", timed=False).level == 1
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "out" / name).read_bytes() == (stacked.path / name).read_bytes()
+
+
+def test_an_edited_expert_is_written_back_into_its_stack(stacked: Made, tmp_path: Path) -> None:
+    m = gw.open(stacked.path)
+    key = m.keys["layers.2.mlp.experts.3.up.weight"]
+    with m.edit("another expert") as e:
+        e.set_weight(key, lambda w: 2 * w)
+    m.export(tmp_path / "out", check="none", timed=False)
+    before, after = (load_file(p / "model.safetensors") for p in (stacked.path, tmp_path / "out"))
+    assert before.keys() == after.keys()
+    name, half = "model.layers.2.mlp.experts.gate_up_proj", m.program.weights.array(key).shape[0]
+    before[name][3, half:] *= 2
+    assert all(np.array_equal(before[k], after[k]) for k in before)
+
+
+def test_a_directory_of_shards_keeps_its_stacks_apart(made: Callable[[str], Made], tmp_path: Path) -> None:
+    c = made("qwen2_moe")
+    c.model.save_pretrained(tmp_path / "shards", save_original_format=False, max_shard_size="60KB")
+    m = gw.open(tmp_path / "shards")
+    assert np.array_equal(m.logits(IDS), gw.open(c.path).logits(IDS))
+    m.export(tmp_path / "out", check="none", timed=False)
+    for file in sorted((tmp_path / "shards").glob("model*")):
+        assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes()
+
+
+def rewritten(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+GATE_UP, DOWN = (f"model.layers.2.mlp.experts.{n}_proj" for n in ("gate_up", "down"))
+
+
+@pytest.mark.parametrize(
+    ("change", "missing", "unexpected", "misshapen"),
+    [
+        (lambda t: t.update({GATE_UP: t[GATE_UP][:, :-1].copy()}), 10, 1, 0),  # no two halves
+        (lambda t: t.update({GATE_UP: t[GATE_UP][:, :-2].copy()}), 0, 0, 10),
+        (lambda t: t.update({DOWN: t[DOWN][:4].copy()}), 1, 0, 0),
+        (lambda t: t.update({DOWN: np.concatenate([t[DOWN], t[DOWN][:1]])}), 0, 1, 0),
+        (lambda t: t.update({f"{DOWN[:-9]}0.down_proj.weight": t[DOWN][0].copy()}), 4, 1, 0),  # twice
+    ],
+)  # fmt: skip
+def test_stacks_that_do_not_fit_are_listed_with_all_findings(
+    change: Any, missing: int, unexpected: int, misshapen: int, made: Callable[[str], Made], tmp_path: Path
+) -> None:
+    made("qwen3_moe").model.save_pretrained(tmp_path, save_original_format=False)
+    with pytest.raises(TensorMismatch) as caught:
+        gw.open(rewritten(tmp_path, change))
+    found = caught.value
+    assert [len(x) for x in (found.missing, found.unexpected, found.misshapen)] == [missing, unexpected, misshapen]
+
+
 def smaller(c: Made, gone: int) -> Any:
     """The model of transformers without one expert of each routed layer."""
     config = c.model.config
@@ -156,7 +235,10 @@ def test_both_spellings_of_the_number_of_experts_are_read_and_kept(
     for spelling, other in (("num_experts", "num_local_experts"), ("num_local_experts", "num_experts")):
         path = copy(name)
         edit_config(path, remove=("num_experts", "num_local_experts"), **{spelling: 5})
-        assert np.array_equal(gw.open(path).logits(IDS), gw.open(made(name).path).logits(IDS))
+        m, out = gw.open(path), path.with_name(f"{name}-{spelling}")
+        assert np.array_equal(m.logits(IDS), gw.open(made(name).path).logits(IDS))
+        m.export(out, check="none", timed=False)
+        assert (out / "config.json").read_bytes() == (path / "config.json").read_bytes()
         edit_config(path, **{spelling: 5, other: 6})
         with pytest.raises(ConfigError, match="num_experts"):
             gw.open(path)

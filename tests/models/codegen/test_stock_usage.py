@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import sys
 from typing import Any
 
 import checkpoints
@@ -200,3 +202,35 @@ def test_config_lists_the_widths_of_layers(tmp_path):
     config = json.loads((tmp_path / "code" / "config.json").read_text())
     assert config["intermediate_size"] == [512, 312, 512, 0]
     assert config["num_attention_heads"] == 6
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe"])
+def test_experts_are_chosen_in_float32_by_a_model_in_bfloat16(name, tmp_path, monkeypatch):
+    """A softmax of bfloat16 logits chooses others for some tokens."""
+    family, fields = checkpoints.MIXTURES[name]
+    m = gw.open(checkpoints.make(tmp_path / "source", family, **fields).path)
+    with m.edit("a skip") as e:
+        e.connect("layers.0.out", "layers.2.out")
+    m.export(tmp_path / "code", check="none", timed=False)
+    model = load(tmp_path / "code", dtype=torch.bfloat16)
+    code, seen = sys.modules[type(model).__module__], []
+    mix = code.mix_experts
+
+    def watched(x, offsets, rows, pairs, weights, *rest):
+        seen.append((x, offsets, rows, weights))
+        return mix(x, offsets, rows, pairs, weights, *rest)
+
+    monkeypatch.setattr(code, "mix_experts", watched)
+    with torch.no_grad():
+        model(torch.tensor(ids_of(40, 6)))
+    routers = [p.float() for key, p in model.named_parameters() if key.endswith(".gate.weight") and len(p) == 5]
+    assert len(seen) == len(routers) >= 2
+    for router, (x, offsets, rows, weights) in zip(routers, seen, strict=True):
+        assert x.dtype is torch.bfloat16
+        scores = (x.float() @ router.T).softmax(-1)
+        values, ids = scores.topk(weights.shape[1])
+        if m.dims.normalize:
+            values = values / values.sum(-1, keepdim=True)
+        torch.testing.assert_close(weights, values)
+        runs = [rows[a:b] for a, b in itertools.pairwise(offsets.tolist())]
+        assert all(torch.equal(run.sort().values, (ids == e).any(1).nonzero()[:, 0]) for e, run in enumerate(runs))

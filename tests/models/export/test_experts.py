@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import edits
 import numpy as np
 import pytest
-from checkpoints import Made, edit_config, relative, some_ids
+import torch
+from checkpoints import MIXTURES, Made, edit_config, make, relative, some_ids
+from safetensors.numpy import load_file
+from transformers import Qwen3MoeForCausalLM
 
 import graphwright as gw
+from graphwright import experts
 from graphwright.models import ExportLevelImpossible, VerificationFailed
 from graphwright.models.export import hosts, verify
 
@@ -52,6 +57,37 @@ def test_fewer_experts_in_every_layer_are_a_config(name: str, made: Callable[[st
     assert relative(back.logits(IDS), m.logits(IDS)) < 1e-6
 
 
+def test_uneven_layers_that_were_levelled_are_a_config(made: Callable[[str], Made], tmp_path: Path) -> None:
+    m = gw.open(made("olmoe").path)
+    use = experts.usage(m, IDS)
+    with m.edit("one less, then level") as e:
+        e.cut_units(m.program.axes()["layers.1.mlp.experts"].units([3]))
+        experts.level(e, 3, use)
+    assert [layer.size for layer in experts.routed_layers(m.program).values()] == [3] * 3
+    assert (
+        exported(m, tmp_path / "out", 2)["num_local_experts" if "num_local_experts" in m.config else "num_experts"] == 3
+    )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_more_experts_in_every_layer_are_a_config(name: str, made: Callable[[str], Made], tmp_path: Path) -> None:
+    """Also where the file then has exactly the tensors of a larger class."""
+    m = gw.open(made(name).path)
+    with m.edit("clones") as e:
+        for layer in experts.routed_layers(m.program):
+            experts.clone(e, layer, 2)
+    plan = m.export_plan()
+    assert "6 experts instead of 5" in str(plan)
+    assert "the class has 5 experts" in str(plan.at(3).reasons[0])
+    config = exported(m, tmp_path / "out", 2)
+    assert {config.get(n) for n in ("num_experts", "num_local_experts")} <= {6, None}
+    back = gw.open(tmp_path / "out")
+    assert relative(back.logits(IDS), m.logits(IDS)) < 1e-6
+    with m.edit("one layer more") as e:
+        experts.clone(e, "layers.2.mlp", 0)
+    assert m.export_plan().level == 5
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_unequal_experts_are_code_and_the_reasons_say_why(
     name: str, made: Callable[[str], Made], tmp_path: Path
@@ -78,6 +114,48 @@ def test_unequal_experts_are_code_and_the_reasons_say_why(
     assert ("get_parameter" in code, "one_hot(values" in code, "dispatch(indices, 4)" in code) == (False, False, True)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_stacked_experts_leave_stacked_or_as_code(name: str, made: Callable[[str], Made], tmp_path: Path) -> None:
+    made(name).model.save_pretrained(tmp_path / "stacked", save_original_format=False)
+    m = gw.open(tmp_path / "stacked")
+    with m.edit("an expert less") as e:
+        for layer in experts.routed_layers(m.program).values():
+            e.cut_units(layer.axis.units([1]))
+    exported(m, tmp_path / "out", 2)
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert written["model.layers.2.mlp.experts.down_proj"].shape[0] == 4
+    assert not [k for k in written if "experts.0" in k]
+    assert relative(gw.open(tmp_path / "out").logits(IDS), m.logits(IDS)) < 1e-6
+    m.undo()
+    with m.edit("a skip, no weight touched") as e:
+        e.connect("layers.0.out", "layers.2.out")
+    exported(m, tmp_path / "code", 5)
+
+
+def test_rows_that_transformers_default_refuses_are_warned_of_with_the_way_out(
+    made: Callable[[str], Made], tmp_path: Path
+) -> None:
+    """grouped_mm needs multiples of 16 bytes; the code of the card loads and runs the files."""
+    m, ids = gw.open(made("qwen3_moe").path), torch.tensor(IDS)
+    for gone, warned in ((4, False), (9, True)):
+        with m.edit("narrower experts") as e:
+            for path in [k for k in m.program.axes() if k.endswith(".neurons") and ".experts." in k]:
+                e.cut_units(m.program.axes()[path].units(range(gone)))
+        out = tmp_path / f"out{gone}"
+        receipt = m.export(out, check="none", timed=False)
+        assert any("experts_implementation" in w for w in receipt.warnings) == warned
+        code = (out / "README.md").read_text()
+        assert ('experts_implementation="eager"' in code) == warned
+        theirs = Qwen3MoeForCausalLM.from_pretrained(out, dtype="auto")
+        with pytest.raises(RuntimeError, match="16 bytes") if warned else nullcontext():
+            theirs(ids)
+        m.undo()
+    options = {"experts_implementation": "eager"} if warned else {}
+    with torch.no_grad():
+        theirs = Qwen3MoeForCausalLM.from_pretrained(out, **options)
+        assert relative(gw.open(out).logits(IDS), theirs(ids).logits.numpy()) < 1e-5
+
+
 def test_narrow_experts_alone_are_zeros(made: Callable[[str], Made], tmp_path: Path) -> None:
     m = gw.open(made("qwen3_moe").path)
     with m.edit("narrow experts") as e:
@@ -100,6 +178,54 @@ def test_layers_without_experts_move_with_their_numbers(made: Callable[[str], Ma
         e.cut_units(m.select("layers").layers[[0]])
     config = exported(m, tmp_path / "step", 2)
     assert (config["mlp_only_layers"], config["decoder_sparse_step"]) == ([1], 1)
+
+
+def alone(m: gw.Model, layer: str) -> None:
+    """Leave one expert in a layer."""
+    with m.edit("one expert") as e:
+        experts.set_k(e, layer, 1)
+        e.cut_units(m.program.axes()[f"{layer}.experts"].units([0, 1, 2, 4]))
+
+
+def test_a_layer_left_with_one_expert_is_a_dense_one(made: Callable[[str], Made], tmp_path: Path) -> None:
+    """Its width is that of the dense layers, or there are none."""
+    family, fields = MIXTURES["qwen3_moe"]
+    as_wide = make(tmp_path / "as_wide", family, **{**fields, "intermediate_size": 28})
+    for path, dense in ((as_wide.path, [0, 2]), (made("qwen3_moe-bias").path, [2])):
+        m = gw.open(path)
+        alone(m, "layers.2.mlp")
+        config = exported(m, tmp_path / f"out{len(dense)}", 2)
+        assert (config["mlp_only_layers"], config["intermediate_size"]) == (dense, 28)
+        assert 5 in (config.get("num_experts"), config.get("num_local_experts"))
+        back = gw.open(tmp_path / f"out{len(dense)}")
+        assert back.dims.routed == tuple(i not in dense for i in range(3))
+        assert relative(back.logits(IDS), m.logits(IDS)) < 1e-6
+        m.undo()
+        assert m.export_plan().level == 1
+    alone(m, "layers.0.mlp")
+    with m.edit("fewer experts elsewhere") as e:
+        for layer in ("layers.1.mlp", "layers.2.mlp"):
+            e.cut_units(m.program.axes()[f"{layer}.experts"].units([0]))
+    config = exported(m, tmp_path / "less", 2)
+    assert (config["mlp_only_layers"], config["num_local_experts"]) == ([0], 4)
+
+
+def test_a_layer_with_one_expert_that_no_dense_layer_holds_is_code(made: Callable[[str], Made], tmp_path: Path) -> None:
+    for name, why in (
+        ("qwen3_moe", "28 neurons where layer 0 has 76"),
+        ("qwen2_moe", "1 experts where layer 0 has 5"),  # and a shared one
+        ("mixtral", "1 experts where layer 0 has 5"),
+    ):
+        m = gw.open(made(name).path)
+        alone(m, "layers.2.mlp")
+        assert (m.export_plan().level, why in " ".join(map(str, m.export_plan().at(2).reasons))) == (5, True), name
+    family, fields = MIXTURES["qwen2_moe"]
+    c = make(tmp_path / "as_wide", family, **{**fields, "intermediate_size": 28})
+    m = gw.open(c.path)
+    alone(m, "layers.2.mlp")
+    with m.edit("no shared expert") as e:
+        e.cut("layers.2.mlp.shared_scaled -> layers.2.mlp.sum")
+    assert exported(m, tmp_path / "out", 2)["mlp_only_layers"] == [1, 2]
 
 
 def test_a_shared_expert_that_was_cut_is_zeros(made: Callable[[str], Made], tmp_path: Path) -> None:

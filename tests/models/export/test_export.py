@@ -231,7 +231,7 @@ def test_the_card_shows_the_receipt(proved):
         (str(k), e["why"], e["author"]) for k, e in enumerate(edits, 1)
     ]
     code = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0]
-    assert code == exporting.snippet(directory.name, True)
+    assert code == exporting.snippet(directory.name, {"trust_remote_code": True})
 
 
 def flip_weight(directory: Path) -> None:

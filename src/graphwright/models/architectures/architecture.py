@@ -122,6 +122,20 @@ class WeightKey:
 
 
 @dataclass(frozen=True, slots=True)
+class Stack:
+    """A tensor that some checkpoints have instead of several weights.
+
+    Attributes:
+        key: name in these checkpoints; `{i}` is the layer.
+        parts: keys of the weights, as in `WeightKey`. With `{e}`, the tensor has a row per expert, and in it these
+            weights of the expert, one below the other.
+    """
+
+    key: str
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture:
     """A model family, such as Llama: which configs it covers, how to read them, and how to build the graph.
 
@@ -138,6 +152,7 @@ class Architecture:
         multiples: pairs (a, b): the config class requires dimension a to be a multiple of dimension b.
         attributes: dict from attribute of an op, such as `topk.k`, to the dimension that it holds.
         spellings: dict from config field to another name of it; a config that has that name keeps it.
+        stacks: tensors that checkpoints may have instead of separate weights; such files keep their form.
         notes: function from a config to notes for who opens it.
     """
 
@@ -153,6 +168,7 @@ class Architecture:
     multiples: tuple[tuple[str, str], ...] = ()
     attributes: Mapping[str, str] = field(default_factory=dict)
     spellings: Mapping[str, str] = field(default_factory=dict)
+    stacks: tuple[Stack, ...] = ()
     notes: Callable[[Config], tuple[str, ...]] | None = None
 
     def weights(self, dims: Any) -> Iterator[tuple[str, str, tuple[int, ...], tuple[str, ...]]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from graphwright.array import DType, float32
-from graphwright.models.architectures.architecture import Config, WeightKey
+from graphwright.models.architectures.architecture import Config, Stack, WeightKey
 from graphwright.models.architectures.decoder import ACTIVATIONS, KEYS, Decoder, DecoderBuilder, build_decoder
 from graphwright.models.errors import ConfigError
 from graphwright.ops.experts import ACTIVATIONS as EXPERT_ACTIVATIONS
@@ -71,6 +71,17 @@ def moe_keys(block: str, expert: tuple[str, str, str]) -> tuple[WeightKey, ...]:
             dims = ("hidden", width) if name == "down" else (width, "hidden")
             rows.append(WeightKey(f"{path}.{name}.weight", f"{key}.weight", dims, rows[0].when))
     return (*dense, *routed, *shared)
+
+
+def moe_stacks(block: str, expert: tuple[str, str, str]) -> tuple[Stack, ...]:
+    """Return the tensors that hold all experts of a layer in checkpoints that have the names of transformers' modules.
+
+    The arguments are those of `moe_keys`. transformers writes such checkpoints with `save_original_format=False`.
+    """
+    at, theirs = "model.layers.{i}.mlp", f"model.layers.{{i}}.{block}"
+    gate, up, down = (f"{theirs}.experts.{{e}}.{name}.weight" for name in expert)
+    router = (Stack(f"{at}.gate.weight", (f"{theirs}.gate.weight",)),) if theirs != at else ()
+    return (*router, Stack(f"{at}.experts.gate_up_proj", (gate, up)), Stack(f"{at}.experts.down_proj", (down,)))
 
 
 class MoEBuilder(DecoderBuilder):

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from graphwright.models.architectures.architecture import FIELDS, Architecture, Config, WeightKey
+from graphwright.models.architectures.architecture import FIELDS, Architecture, Config
 from graphwright.models.architectures.decoder import layer_types, read_decoder
 from graphwright.models.architectures.families import sliding_window
-from graphwright.models.architectures.moe import MoEDecoder, build_moe, jitter_note, moe_keys, read_experts
+from graphwright.models.architectures.moe import (
+    MoEDecoder,
+    build_moe,
+    jitter_note,
+    moe_keys,
+    moe_stacks,
+    read_experts,
+)
 from graphwright.models.errors import ConfigError
 
 _FIRST_FULL = 28  # default of Qwen2MoeConfig
@@ -64,25 +71,26 @@ def _alternate_windows(config: Config, layers: int) -> tuple[int | None, ...]:
     return layer_types(config, layers, window, lambda i: i % 2 == 0 and i < first)
 
 
-_NAMES = ("gate_proj", "up_proj", "down_proj")
 _SPARSE = {**FIELDS, "experts": "num_experts", "chosen": "num_experts_per_tok", "expert_width": "moe_intermediate_size"}
 _ROUTED = {**{k: v for k, v in _SPARSE.items() if k != "mlp"}, "expert_width": "intermediate_size"}
 
 
 def _family(
-    name: str, base: str, read: Callable[[Config], MoEDecoder], keys: tuple[WeightKey, ...], fields: dict[str, str]
-) -> Architecture:
+    name: str, base: str, read: Callable[[Config], MoEDecoder], fields: dict[str, str], block: str = "mlp",
+    expert: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+) -> Architecture:  # fmt: skip
     return Architecture(
-        name, (f"{base}ForCausalLM",), (name,), read, keys, build_moe, fields=fields, notes=jitter_note,
+        name, (f"{base}ForCausalLM",), (name,), read, moe_keys(block, expert), build_moe, fields=fields,
+        stacks=moe_stacks(block, expert), notes=jitter_note,
         attributes={"topk.k": "chosen", "dispatch.experts": "experts"},
         spellings={"num_experts": "num_local_experts", "num_local_experts": "num_experts"},
     )  # fmt: skip
 
 
-MIXTRAL = _family("mixtral", "Mixtral", _mixtral, moe_keys("block_sparse_moe", ("w1", "w3", "w2")),
-                  {**_ROUTED, "experts": "num_local_experts"})  # fmt: skip
-QWEN2_MOE = _family("qwen2_moe", "Qwen2Moe", _qwen2_moe, moe_keys("mlp", _NAMES),
+MIXTRAL = _family("mixtral", "Mixtral", _mixtral, {**_ROUTED, "experts": "num_local_experts"}, "block_sparse_moe",
+                  ("w1", "w3", "w2"))  # fmt: skip
+QWEN2_MOE = _family("qwen2_moe", "Qwen2Moe", _qwen2_moe,
                     {**_SPARSE, "shared_width": "shared_expert_intermediate_size"})  # fmt: skip
-QWEN3_MOE = _family("qwen3_moe", "Qwen3Moe", _qwen3_moe, moe_keys("mlp", _NAMES), _SPARSE)
-OLMOE = _family("olmoe", "Olmoe", _olmoe, moe_keys("mlp", _NAMES), _ROUTED)
+QWEN3_MOE = _family("qwen3_moe", "Qwen3Moe", _qwen3_moe, _SPARSE)
+OLMOE = _family("olmoe", "Olmoe", _olmoe, _ROUTED)
 MOE_FAMILIES = MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE

@@ -117,8 +117,9 @@ def _uncast(p: Program, value: Value) -> Value:
 
 
 def module_tree(
-    p: Program, order: Sequence[NodeId], layers: Mapping[int, Sequence[NodeId]], result: Value, compute: DType
-) -> ModuleTree:
+    p: Program, order: Sequence[NodeId], layers: Mapping[int, Sequence[NodeId]], result: Value, compute: DType,
+    apart: Set[NodeId] = frozenset(),
+) -> ModuleTree:  # fmt: skip
     """Find the modules of a program.
 
     Args:
@@ -126,6 +127,7 @@ def module_tree(
         layers: number of a layer -> its nodes.
         result: the logits.
         compute: dtype of activations; a module may hold a weight that is cast to it.
+        apart: nodes that no module computes.
     """
     keys = {
         key: p.spec(n).sizes for n in p.reachable(Value(m) for m in order) if p.op(n) == PARAM for key in [p.key(n)]
@@ -136,7 +138,7 @@ def module_tree(
     tree = ModuleTree(homes={n: f"{found[0] if found else usual}.{n}" for n, found in starts.items()})
     claims: dict[str, list[tuple[NodeId, Module, Set[str]]]] = {}
     for node in order:
-        if (found := _claim(p, node, compute)) is not None:
+        if node not in apart and (found := _claim(p, node, compute)) is not None:
             claims.setdefault(found[0], []).append((node, *found[1:]))
     taken = set(tree.homes.values())
     for path, nodes in claims.items():

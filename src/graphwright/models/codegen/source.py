@@ -157,7 +157,7 @@ class _ModuleWriter:
         made = topological_sort(p.graph, key=p.seq)  # by creation, so that an edit does not reorder the text around it
         order = [n for n in made if n in self.needed and not inline(n) and p.op(n) != INPUT]
         layers = {b.layer: b.nodes for b in blocks_of(p, order, inline) if b.layer is not None}
-        self.tree = module_tree(p, order, layers, self.result, compute)
+        self.tree = module_tree(p, order, layers, self.result, compute, apart=self.text.routing)
         self.text.calls = self.tree.calls
         self._known: dict[Value, str] = {Value(n): p.path(n) for n in p.inputs()}
         given = self._embedded()

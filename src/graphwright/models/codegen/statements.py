@@ -10,6 +10,7 @@ from graphwright.graph import NodeId
 from graphwright.models.codegen import text as pieces
 from graphwright.models.codegen.modules import LAYER, module_form
 from graphwright.models.codegen.names import Names, attributes
+from graphwright.models.codegen.routing import in_precision, routing_nodes
 from graphwright.ops import OPS, get, traits
 from graphwright.ops.emit import appends, is_primary, sizes
 from graphwright.program.kinds import CONST, STATE, STORED
@@ -47,6 +48,7 @@ class Statements:
     def __init__(self, p: Program, needed: Container[NodeId], compute: DType) -> None:
         self.p, self.compute = p, compute
         self.within = {n for n in p.nodes() if n in needed}
+        self.routing = set[NodeId]() if compute.is_low else {n for n in routing_nodes(p) if not self.inline(n)}
         self.calls: Mapping[NodeId, str] = {}
         self.consts = representatives(p, needed)
 
@@ -82,7 +84,8 @@ class Statements:
 
     def _exact(self, node: NodeId) -> bool:
         """Return True if the value keeps its dtype when transformers loads the model in a different one."""
-        exact = (traits(self.p.op(n)).float32_constants for n in self.p.consumers(node))
+        readers = self.p.consumers(node)
+        exact = (traits(self.p.op(n)).float32_constants or n in self.routing for n in readers)
         return not self._computes(node) or all(exact)
 
     def _attribute(self, key: str, base: Callable[[str], str], layer: int | None, kind: str) -> str:
@@ -124,10 +127,12 @@ class Statements:
             kept = {operands[0]} if appended else set()
             texts = [self._weight(v.node, base, layer) if self.inline(v.node)
                      else pending[v] if v in kept else name_pending(v) for v in operands]  # fmt: skip
+            texts = [in_precision(p, self.routing, n, v, text) for v, text in zip(operands, texts, strict=True)]
             text = self._expression(n, texts, layer, base)
             value = Value(n)
             if appended and len(f"{indent}{self.wanted(value, layer is not None)} = {text}") > pieces.WIDTH:
-                text = self._expression(n, [name_pending(operands[0]), *texts[1:]], layer, base)
+                first = in_precision(p, self.routing, n, operands[0], name_pending(operands[0]))
+                text = self._expression(n, [first, *texts[1:]], layer, base)
             elif appended:
                 del pending[operands[0]]
             if self._appendable(n, text, here) and value not in leaves:
@@ -157,7 +162,7 @@ class Statements:
             passed = [text for i, text in enumerate(texts) if i not in form[0].weights]
             given = ", ".join([*passed, "run"] if form[0].run else passed)
             return f"{self._attribute(path, base, layer, 'submodule')}({given})"
-        if traits(p.op(node)).casts and self._computes(node):
+        if traits(p.op(node)).casts and self._computes(node) and node not in self.routing:
             return f"{texts[0]}.to(run.dtype)"
         if p.is_junction(node) and not texts:
             spec = p.spec(node)

@@ -51,6 +51,9 @@ _HELPERS = (
     cos, sin = cos[:, None], sin[:, None]
     a, b, rest = x[..., :width:2], x[..., 1:width:2], x[..., width:]
     return torch.cat((torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2), rest), -1)''',
+    '''def widen(x):
+    """In float32 or wider."""
+    return x.float() if x.element_size() < 4 else x''',
     '''def dispatch(choice, experts):
     """Group tokens by expert: run e, its tokens ascending, is rows[offsets[e]:offsets[e + 1]]; `pairs`: their weights.
 

@@ -26,11 +26,11 @@ from graphwright.models.export.receipt import (
     edit_rows,
     file_rows,
     latency,
-    snippet,
     tensor_digests,
     weight_counts,
     write_card,
 )
+from graphwright.models.export.snippet import EAGER, UNALIGNED, loading_options, snippet
 from graphwright.models.export.verify import (
     LoaderOutput,
     check_prompts,
@@ -158,7 +158,7 @@ def export(
         step("writing")
         level.write(folder, o.dtype, o.max_shard_size)
         step("checking in a clean process" if o.check != "none" else "not checking")
-        code = snippet(target.name, level.runs_code)
+        code = snippet(target.name, loading_options(level.written, folder, level.runs_code))
         try:
             exact = plan.at(level.number).exact
             facts = {} if o.check == "none" else _check(run, folder, level, exact, (target.name, code))
@@ -333,6 +333,8 @@ def _receipt(
     confirmed = facts.get("loader") == "transformers" and "export_error" in facts
     if not confirmed:
         warnings.insert(0, "not confirmed: transformers has not computed equal logits from these files")
+    if loading_options(level.written, folder, level.runs_code) == EAGER:
+        warnings.append(UNALIGNED)
     if lacks_rows(model):
         warnings.append("the tokenizer was left out: it has ids for which the embedding has no row")
     source: dict[str, Any] = {"name": model.directory.name}

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -34,6 +35,7 @@ from graphwright.models.export.conform import (
 )
 from graphwright.models.export.dead_units import without_dead_units
 from graphwright.models.export.hosts import as_host
+from graphwright.models.export.lone_experts import dense_where_alone
 from graphwright.models.export.receipt import edit_rows
 from graphwright.models.export.template_match import (
     AXES,
@@ -217,12 +219,17 @@ class ResizedConfig(_TemplateLevel):
     """The original class with different sizes in its config; removed layers and smaller sizes take no bytes.
 
     It requires that each remaining layer has both branches, that all layers agree in width and in the numbers of
-    neurons and heads, and that each key head serves equally many query heads.
+    neurons and heads, and that each key head serves equally many query heads. A layer with one expert counts as dense.
     """
 
     number, name, summary = 2, "resized_config", "same class, other sizes"
     fills: ClassVar[bool] = False
     """Whether zeros may stand for a part of a block that the program lacks."""
+
+    def __init__(self, case: ExportCase) -> None:
+        dense = copy(case)
+        dense.match = dense_where_alone(case.model, case.match)
+        super().__init__(dense)
 
     def carries(self, d: Deviation) -> bool:
         """Return True if the deviation is in a matched branch, and new sizes in the config can express it."""
@@ -366,9 +373,9 @@ class ZeroFilled(_TemplateLevel):
     def sizes(self) -> tuple[Config, Any, None] | list[Reason]:
         """(original config with the eps of the norms, its dimensions, None: all layers), or reasons against it."""
         case, match = self.case, self.case.match
-        if match.added:
-            what = f"the class has {match.dims.layers - match.added} layers"
-            return [Reason("", what, "layers", match.fields["layers"])]
+        for name in match.grown:
+            what = f"the class has {getattr(match.given, name)} {AXES[name]}"
+            return [Reason("", what, AXES[name], match.fields[name])]
         if changed_layers := [d for d in case.deviations if d.dimension == "routed"]:
             return [Reason(d.path, d.detail) for d in changed_layers]
         why = list(case.unmatched) or [Reason(d.path, f"{d.kind}, {d.detail}")
@@ -486,7 +493,8 @@ class GeneratedCode(ExportLevel):
         fields |= {**self._widths(), **made.config, "num_hidden_layers": max(count, 1), "auto_map": code}
         config = (json.dumps(fields, indent=2) + "\n").encode()
         only = {p.key(n) for n in p.params() if n in needed}
-        write_model(model, directory, dtype=dtype, max_shard_size=max_shard_size, config=config, only=only)
+        write_model(model, directory, dtype=dtype, max_shard_size=max_shard_size, config=config, only=only,
+                    joined=False)  # fmt: skip
         for name, text in made.files.items():
             (directory / name).write_text(text, encoding="utf-8")
 

@@ -249,13 +249,6 @@ def latency(source: Model | None, written: Model, model: Model) -> dict[str, Any
 
 
 # -- the card ----------------------------------------------------------------------------------------------------------
-def snippet(name: str, trust: bool) -> str:
-    """Return source that loads the directory `name` from its parent folder; `trust` lets it run the code there."""
-    extra = ", trust_remote_code=True" if trust else ""
-    load = f"model = AutoModelForCausalLM.from_pretrained({json.dumps(f'./{name}')}{extra})"
-    return f"from transformers import AutoModelForCausalLM\n\n{load}\n"
-
-
 def write_card(directory: Path, receipt: Receipt, name: str, code: str, runs_code: bool) -> None:
     """Write `README.md`: figures of the receipt, and `code`, the source that loads the directory as `name`."""
     base = _plain(receipt.source["name"])

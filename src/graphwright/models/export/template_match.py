@@ -100,7 +100,6 @@ class TemplateMatch:
         dims: dimensions of the template: those of the config, with more layers or experts if the program has more, and
             with the layers routed that the program routes.
         given: dimensions of the config.
-        added: number of layers that the template has beyond those of the config.
         fields: dict from dimension to config field, in the config's spelling.
         keys: dict from path of a weight in the template to its checkpoint key.
         branches: residual branches of the template, in order.
@@ -116,7 +115,6 @@ class TemplateMatch:
     arch: Architecture
     dims: Any
     given: Any
-    added: int
     fields: Mapping[str, str]
     keys: Mapping[str, str]
     program: Program
@@ -129,6 +127,11 @@ class TemplateMatch:
     mismatched: Set[int]
     skipped: Set[NodeId]
     terms: Mapping[str, tuple[str, ...]]
+
+    @property
+    def grown(self) -> tuple[str, ...]:
+        """The dimensions in which the template is larger than the config's: layers, experts."""
+        return tuple(n for n in ("layers", "experts") if getattr(self.dims, n, 0) > getattr(self.given, n, 0))
 
     def part(self, branch: int) -> MatchedPart | None:
         """Return the matched part of a branch or of the trunk; None if the branch is not matched."""
@@ -214,16 +217,12 @@ class _Matcher:
     def __init__(self, model: Model) -> None:
         self.arch, self.dims, self.p = model.arch, _template_dims(model), model.program
         self.given, self.fields = model.config_dims, model.arch.config_fields(model.config)
-        self.added = self.dims.layers - self.given.layers if hasattr(self.dims, "layers") else 0
         self.keys = template_keys(self.arch, self.dims, model.keys)
         self.t = template(model, self.dims, self.keys)
         self.fixed, self.fixed_in_template = constants(self.p), constants(self.t)
-        t = self.t
-        junctions = [n for n in t.order() if t.is_junction(n) and len(t.operands(n)) == 2]
-        stream = _stream(t, junctions[-1]) if junctions else []
-        self.inner = {t.path(n) for n in junctions if n not in stream}
-        ends = [(n, *t.operands(n)) for n in stream]
-        self.branches = tuple(TemplateBranch(t.path(b).rpartition(".")[0], Value(n), s, b) for n, s, b in ends)
+        self.branches = template_branches(self.t)
+        stream = {branch.junction.node for branch in self.branches}
+        self.inner = {self.t.path(n) for n in _sums(self.t) if n not in stream}
         self.names = {key: path for path, key in self.keys.items()}
         self.terms = {path: terms for path, _, _, terms in model.arch.weights(self.dims)}
         self.unmatched: dict[NodeId, str] = {}
@@ -246,7 +245,7 @@ class _Matcher:
         while v is not None and not self._is_base(v):
             at, v = self._next_junction(v, at)
         sizes: dict[int, dict[str, int]] = {}
-        found = TemplateMatch(self.arch, self.dims, self.given, self.added, self.fields, self.keys, p, self.t,
+        found = TemplateMatch(self.arch, self.dims, self.given, self.fields, self.keys, p, self.t,
                               self.branches, tuple(self.parts), trunk, sizes, self.unmatched, self.mismatched,
                               self.skipped, self.terms)  # fmt: skip
         self._refuse_shared_weights(found)
@@ -507,12 +506,17 @@ class _Matcher:
         return found
 
 
-def _stream(t: Program, last: NodeId) -> list[NodeId]:
-    """Return the junctions of the template's residual stream, in order, from the last one."""
-    found = [last]
-    while t.is_junction(before := t.operands(found[0])[0].node):
-        found.insert(0, before)
-    return found
+def template_branches(t: Program) -> tuple[TemplateBranch, ...]:
+    """Return the residual branches of a template, in order."""
+    stream = _sums(t)[-1:]
+    while stream and t.is_junction(before := t.operands(stream[0])[0].node):
+        stream.insert(0, before)
+    ends = [(n, *t.operands(n)) for n in stream]
+    return tuple(TemplateBranch(t.path(b).rpartition(".")[0], Value(n), s, b) for n, s, b in ends)
+
+
+def _sums(t: Program) -> list[NodeId]:
+    return [n for n in t.order() if t.is_junction(n) and len(t.operands(n)) == 2]
 
 
 def unit_of(term: str, dims: Any) -> tuple[str, int]:
@@ -582,14 +586,14 @@ def find_deviations(match: TemplateMatch) -> list[Deviation]:
     explained = match.explained()
     maps = {n: m.kind for _, part in match.matched() for m in part.maps for n in (*m.nodes, *m.constants())}
     found = [_classified(match, explained, maps, *d) for d in _differences(ours, theirs)]
-    found += _added_layers(match)
+    found += [*_added_layers(match), *_added_experts(match)]
     return sorted(found, key=lambda d: (d.path, d.kind))
 
 
 def _added_layers(match: TemplateMatch) -> Iterator[Deviation]:
     """Yield a deviation for each branch of a layer that the config lacks, or that is routed in one of the two."""
     axis, field = AXES["layers"], match.fields.get("layers", "")
-    known = match.dims.layers - match.added if match.branches else 0
+    known = match.given.layers if match.branches else 0
     routed, given = (getattr(d, "routed", ()) for d in (match.dims, match.given))
     for i, branch in enumerate(match.branches):
         path, layer = match.template.path(branch.junction), branch.layer
@@ -601,6 +605,19 @@ def _added_layers(match: TemplateMatch) -> Iterator[Deviation]:
         elif routed and routed[layer] != given[layer] and branch.name == f"layers.{layer}.mlp":
             what = f"layer {layer} is {'dense' if given[layer] else 'routed'} here, but not in the config"
             yield Deviation(path, "op", what, (), axis, "", i, "routed", matched=True)
+
+
+def _added_experts(match: TemplateMatch) -> Iterator[Deviation]:
+    """Yield a deviation for each routed layer that has as many experts as the template, but more than the config."""
+    if "experts" not in match.grown:
+        return
+    axis, field, given = AXES["experts"], match.fields.get("experts", ""), match.given.experts
+    for i, part in match.matched():
+        size = match.sizes[i].get("experts")
+        if size == match.dims.experts:
+            path = next(w for w in part.weights if "experts" in match.terms[w])
+            what = f"{size} experts instead of {given} ({axis}, {field})"
+            yield Deviation(path, "size", what, (), axis, field, i, "experts", matched=True)
 
 
 def _classified(

@@ -17,9 +17,10 @@ from graphwright.autograd import Variable
 from graphwright.files import StrPath, atomic_write, read_file
 from graphwright.models.errors import ExportError
 from graphwright.models.loading import EMBEDDING, TIED_HEAD
+from graphwright.models.stacks import join
 from graphwright.models.tokenizer import AutoTokenizer, ByteTokenizer, TrainedTokenizer, byte_tokenizer_json
 from graphwright.program.weights import SOURCE
-from graphwright.safetensors import TensorData, write_checkpoint
+from graphwright.safetensors import DividedCheckpoint, TensorData, write_checkpoint
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -108,19 +109,24 @@ def rounded(key: str, array: NDArray, target: DType) -> NDArray:
 
 def write_model(
     model: Model, directory: Path, *, dtype: str = "keep", max_shard_size: int | str | None = None,
-    config: bytes | None = None, only: Container[str] | None = None,
+    config: bytes | None = None, only: Container[str] | None = None, joined: bool = True,
 ) -> None:  # fmt: skip
     """Write config (by default the bytes that were read), weights, tokenizer and other files into a directory.
 
     `only` has the keys of the tensors to write, by default all. `dtype` is `keep`, or converts floating weights. A file
-    has at most `max_shard_size` bytes of weights; by default the weights are divided as in the source's files.
+    has at most `max_shard_size` bytes of weights; by default the weights are divided as in the source's files. With
+    `joined`, matrices of experts that the source has in one tensor are written as one.
     """
     atomic_write(directory / "config.json", model.config.raw if config is None else config)
     items, source = tensor_items(model, dtype, only), model.checkpoint
-    if max_shard_size is None:
-        write_checkpoint(directory, items, plan=source)
+    plan = source
+    if isinstance(source, DividedCheckpoint):
+        items, plan = (join(items, model.arch, source), source.whole) if joined else (items, None)
+    if max_shard_size is None and plan is not None:
+        write_checkpoint(directory, items, plan=plan)
     else:
-        write_checkpoint(directory, items, max_shard_size, source.files[0].metadata if source is not None else None)
+        metadata = source.files[0].metadata if source is not None else None
+        write_checkpoint(directory, items, max_shard_size or "5GB", metadata)
     copied = exported_companions(model)
     for file in copied:
         atomic_write(directory / file.name, read_file(file))

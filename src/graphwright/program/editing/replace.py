@@ -119,6 +119,25 @@ def replace(
     return made
 
 
+def paste(e: Transaction, sub: Program, feeds: Mapping[str, Value], path: str, key: str) -> dict[str, Value]:
+    """Add the nodes of another program, which reads `feeds` by input name; return its outputs by name.
+
+    Names of nodes begin with `path`, keys of weights with `key`; specs are inferred from the operands.
+    """
+    p = e.program
+    values: dict[Value, Value] = {Value(sub.node(name)): value for name, value in feeds.items()}
+    for node in (n for n in sub.order() if sub.op(n) != INPUT):
+        op, attrs, name = sub.op(node), dict(sub.attrs(node)), p.free_name(path + sub.path(node))
+        if op in STORED:
+            attrs["key"] = p.weights.free_key(key + sub.key(node))
+            variable = _second_variable(sub.weights[sub.key(node)], op, attrs["key"])
+            made = e.add_node(op, attrs, name, sub.specs(node), variable)
+        else:
+            made = e.add_op(op, [values[v] for v in sub.operands(node)], attrs, name)
+        values |= {Value(node, port): Value(made, port) for port in range(len(sub.specs(node)))}
+    return {name: values[v] for name, v in zip(sub.output_names(), sub.outputs(), strict=True)}
+
+
 def redirect(
     e: Transaction, moved: Mapping[Value, Value], *, edges: Iterable[EdgeId] | None = None,
     skip: Collection[NodeId] = (), outputs: bool = True,
