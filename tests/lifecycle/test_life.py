@@ -14,7 +14,7 @@ import graphwright as gw
 from graphwright import lifecycle as lf
 from graphwright import optim
 from graphwright.errors import NonFinite, UsageError
-from graphwright.lifecycle.contents import contents, payload
+from graphwright.lifecycle.contents import Contents, payload
 from graphwright.lifecycle.writer import Writer
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -221,5 +221,5 @@ def test_an_interrupt_within_a_commit_loses_no_change(tmp_path, where, monkeypat
         monkeypatch.setattr(*where, interrupted)
         train(run, data, 8)
     assert life.age == 7
-    wanted = {name: payload(h.variable.data).digest() for name, h in contents(life.program, run.train).items()}
+    wanted = {name: payload(h.variable.data).digest() for name, h in Contents(life.program, run.train).items()}
     assert everything(lf.open(tmp_path / "life", readonly=True)) == wanted

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,7 +23,7 @@ from graphwright.graph import Chain
 from graphwright.graph.chain import GENESIS
 from graphwright.lifecycle.branches import Merged, make_fork, merge
 from graphwright.lifecycle.compaction import compact
-from graphwright.lifecycle.contents import Digests, Tracker, contents, payload
+from graphwright.lifecycle.contents import Contents, Digests, Tracker, payload
 from graphwright.lifecycle.errors import CommitDamaged, LifeBusy, LifeExists, ResumeMismatch
 from graphwright.lifecycle.figures import Figures
 from graphwright.lifecycle.identity import Identity
@@ -75,6 +76,7 @@ class Life:
         self._logged = len(program.journal)  # entries of the journal that the log names
         self._writer = Writer(store, asynchronous=asynchronous)
         self._tracker, self._digests = Tracker(), Digests()
+        self._contents: Contents | None = None
         self._structure: Structure | None = None
         self._held = HeldMoments()
         self._named: dict[str, NDArray] = {}  # moments that are held, as the last commit has them
@@ -137,17 +139,18 @@ class Life:
         """Write what changed, in the background if the life is asynchronous; a failure shows in `lag` and `reason`."""
         self._check_writable()
         self._writer.check()
-        if self._writer.busy:
+        if not self._writer.ready:
             return
         with suppress(FileError):  # noted by the writer
             self._write(copy=self._writer.asynchronous)
 
     def _write(self, *, copy: bool, verify: bool = False) -> None:
+        began = perf_counter()
         try:
             batch = self._stage(copy=copy)
             if verify:
                 self._verify_clean(batch)
-            self._writer.submit(batch)
+            self._writer.submit(batch, began)
         except FileError:
             raise
         except BaseException:  # such as an interrupt: what is noted as written may not be, so all digests decide again
@@ -170,12 +173,14 @@ class Life:
             if self._structure is None or self._structure.key != structure_key(p, generator):
                 optimizer = None if train is None else train.optimizer
                 self._structure = structure_of(p, optimizer, self._held, self._digests, generator)
-            holdings = contents(p, train)
+            if self._contents is None or not self._contents.fresh(train):
+                self._contents = Contents(p, train)
             tensors: dict[str, Payload] = {}
-            for name in self._tracker.changed(holdings):
-                v = holdings[name].variable
+            for name in self._tracker.changed(self._contents):
+                v = self._contents[name].variable
                 known = p.weights.promise_of(v.data) if name.startswith("model.") else None
-                tensors[name] = payload(v.data, None if known is None else known.reference, copy=copy)
+                reference = None if known is None else known.reference
+                tensors[name] = payload(v.data, reference, copy=copy, host=self._contents.host(name))
             undo = {f"undo.{digest}": (digest, array) for digest, array in self._structure.arrays.items()}
             for name in undo.keys() - self._undo:
                 digest, array = undo[name]
@@ -187,7 +192,7 @@ class Life:
             named = self._held.named(p) if self.training is None else {}
             tensors |= {n: payload(array) for n, array in named.items() if self._named.get(n) is not array}
             self._named = named
-            names = {*holdings, *undo, *self._detached, *named, *arrays}
+            names = {*self._contents, *undo, *self._detached, *named, *arrays}
             facts = self._facts if self.training is None else self.training.training()
             last = self.store.commits[-1].record if self.store.commits else None
             log, journal = self.log.chain, p.journal.chain
@@ -210,7 +215,7 @@ class Life:
 
     def _verify_clean(self, batch: Batch) -> None:
         train = None if self.training is None else self.training.train
-        for name, holding in contents(self.program, train).items():
+        for name, holding in Contents(self.program, train).items():
             home = self.store.fold.get(name)
             if name not in batch.tensors and (home is None or payload(holding.variable.data).digest() != home.digest):
                 raise CommitDamaged("a change of a tensor was missed", where=name, fix="report this as a defect")
@@ -271,7 +276,7 @@ class Life:
         generator = rng or default_generator()
         run = Segment(self, train, Figures.from_json(self._facts["segment"]), then, data, scheduler, generator)
         self._check_names(train)
-        others = {n: h.variable for n, h in contents(self.program, train).items() if n in self._detached}
+        others = {n: h.variable for n, h in Contents(self.program, train).items() if n in self._detached}
         with MappedFiles() as files:
             host = {n: files.array(self.program, self.store.fold[n]).to_numpy(bits=True).copy() for n in others}
             self._load_states(run, files)
@@ -286,7 +291,7 @@ class Life:
                 variable.own()
         if self._generator_key is not None and self.program.weights.has_key(self._generator_key):
             generator.key = self.program.weights.at_key(self._generator_key)
-        self._tracker.note(contents(self.program, train))
+        self._tracker.note(Contents(self.program, train))
         self.training, self._detached, self._structure = run, set(), None
         if run.figures.ended:
             run.figures = Figures(self.age)
@@ -321,7 +326,7 @@ class Life:
     def _check_names(self, train: CompiledStep) -> None:
         """Check that a step has the variables that the life has of its training; new parameters have none yet."""
         p = self.program
-        own = {n: h.variable.spec for n, h in contents(p, train).items() if not n.startswith("model.")}
+        own = {n: h.variable.spec for n, h in Contents(p, train).items() if not n.startswith("model.")}
         held = {n: a.spec for n, a in self._named.items()}
         infos = {n: self.store.fold[n].info for n in self._detached if not n.startswith("states.")}
         stored = held | {n: Spec(i.shape, BY_TAG[i.tag]) for n, i in infos.items() if i.tag in BY_TAG}
@@ -373,7 +378,7 @@ class Life:
         self._undo = {n for n in names if n.startswith("undo.")}
         self._named = self._held.named(self.program)
         self._detached = {n for n in names if n.partition(".")[0] not in ("model", "undo")} - self._named.keys()
-        self._tracker.note(contents(self.program, None))
+        self._tracker.note(Contents(self.program, None))
 
     # -- events --------------------------------------------------------------------------------------------------------
     @property
