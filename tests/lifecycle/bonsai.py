@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def again(folder: Path, **options: Any) -> tuple[lf.Life, lf.Segment, DataLoader
     return life, life.resume(train_, data) if life.resumable else life.segment(train_, data), data
 
 
-def train(run: lf.Segment, data: DataLoader, steps: int) -> list[float]:
+def train(run: lf.Segment, data: Iterable[Any], steps: int) -> list[float]:
     """Train until the life is `steps` old; return the losses."""
     losses: list[float] = []
     while run.age < steps:

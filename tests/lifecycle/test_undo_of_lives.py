@@ -11,7 +11,6 @@ from graphwright import lifecycle as lf
 from graphwright import optim
 from graphwright.program.editing.journal import AUTHORS
 from graphwright.program.errors import NotUndoable
-from graphwright.program.weights import array_digest
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -212,20 +211,3 @@ def test_moments_begin_again_after_another_change_of_shape(tmp_path):
     assert float(run.train.optimizer.state_of(life.program.weights["3.bias"]).steps.numpy()) == 3
     train(run, data, 5)
     life.commit(verify=True)
-
-
-def test_the_edits_of_a_controller_replayed_at_their_steps_give_the_same_weights(tmp_path):
-    life, run, data = begin(tmp_path / "life")
-    cared(run, data, 11)
-    at = {event.step: life.program.journal[event.facts["entry"]] for event in life.log.of("expert_reborn")}
-    assert sorted(at) == [4, 8]
-    p, batches = program(), loader()
-    train_ = step(p)
-    for age, batch in zip(range(1, 12), [b for _ in range(2) for b in batches], strict=False):
-        train_(dict(zip(("x", "y"), batch, strict=True)))
-        if age in at:  # the commit of the step has the value of the new parameter before it was trained
-            values = [life.at(age).weights["0.weight"].data]
-            gw.replay([at[age]], onto=p, payloads={array_digest(v): v for v in values})
-    assert {k: v.numpy().tobytes() for k, v in p.weights.items()} == {
-        k: v.numpy().tobytes() for k, v in life.program.weights.items()
-    }

@@ -30,6 +30,7 @@ from graphwright.lifecycle.identity import Identity
 from graphwright.lifecycle.log import LifeLog
 from graphwright.lifecycle.moments import HeldMoments, give_moments, split
 from graphwright.lifecycle.picture import draw
+from graphwright.lifecycle.replay import Added, replay_life
 from graphwright.lifecycle.segment import Segment, contract_of, default_generator, key_of
 from graphwright.lifecycle.store import LOCK, LOG, Batch, Commit, Payload, Store
 from graphwright.lifecycle.structure import MappedFiles, Restored, Structure, restore, structure_key, structure_of
@@ -39,10 +40,12 @@ from graphwright.optim.optimizer import Optimizer
 from graphwright.program import Program
 from graphwright.program.exclusive import exclusive
 from graphwright.program.files.values import flattened, unflattened
+from graphwright.program.weights import array_digest
 
 if TYPE_CHECKING:
     from graphwright.optim.checkpoint import HasState
     from graphwright.optim.training_step import CompiledStep
+    from graphwright.program.editing.journal import Entry
 
 HORIZON = 64
 """Number of latest edits that can be undone, also after a restart."""
@@ -81,6 +84,7 @@ class Life:
         self._held = HeldMoments()
         self._named: dict[str, NDArray] = {}  # moments that are held, as the last commit has them
         self._undo: set[str] = set()  # names of written undo arrays
+        self._added: dict[str, NDArray] = {}  # values of new weights that no commit has yet, by digest
         self._states: Mapping[str, Any] = {}
         self._detached: set[str] = set()  # names of tensors of a training that is not running
         self._facts: Mapping[str, Any] | None = None
@@ -181,18 +185,20 @@ class Life:
                 known = p.weights.promise_of(v.data) if name.startswith("model.") else None
                 reference = None if known is None else known.reference
                 tensors[name] = payload(v.data, reference, copy=copy, host=self._contents.host(name))
-            undo = {f"undo.{digest}": (digest, array) for digest, array in self._structure.arrays.items()}
+            written = {d for d in self._structure.added if f"undo.{d}" in self.store.fold}
+            self._added = {d: a for d, a in self._added.items() if d in self._structure.added - written}
+            undo = {f"undo.{d}": (d, array) for d, array in {**self._added, **self._structure.arrays}.items()}
             for name in undo.keys() - self._undo:
                 digest, array = undo[name]
                 made = payload(array)
                 tensors[name] = Payload(made.tag, made.shape, made.data, lambda digest=digest: digest)
-            self._undo = set(undo)
+            self._undo = {*undo, *(f"undo.{d}" for d in written)}
             states, arrays = self._states_now()
             tensors |= {name: payload(array, copy=copy) for name, array in arrays.items()}
             named = self._held.named(p) if self.training is None else {}
             tensors |= {n: payload(array) for n, array in named.items() if self._named.get(n) is not array}
             self._named = named
-            names = {*self._contents, *undo, *self._detached, *named, *arrays}
+            names = {*self._contents, *self._undo, *self._detached, *named, *arrays}
             facts = self._facts if self.training is None else self.training.training()
             last = self.store.commits[-1].record if self.store.commits else None
             log, journal = self.log.chain, p.journal.chain
@@ -222,11 +228,19 @@ class Life:
 
     def _log_edits(self) -> None:
         """Log the journal entries that the log does not name yet."""
-        journal = self.program.journal
-        for entry in journal[self._logged :]:
+        for entry in self._take_edits():
             facts = {"entry": entry.seq, "hash": entry.hash, "why": entry.why, "author": entry.author}
             self.log.add("edit", self.age, facts)
+
+    def _take_edits(self) -> Sequence[Entry]:
+        """Return the journal entries that the log does not name yet, which it then does; hold the values they add."""
+        journal = self.program.journal
+        entries = journal[self._logged :]
+        for weight in Added.by(entries):
+            if weight.now is not None and array_digest(weight.now) == weight.digest:
+                self._added[weight.digest] = weight.now  # is copied before the weight is trained
         self._logged = len(journal)
+        return entries
 
     def _check_writable(self) -> None:
         if self.readonly or self._lock is None:
@@ -535,6 +549,20 @@ class Life:
         program = restore(self.store, *self.store.at(step)).program
         program.readonly = True
         return program
+
+    def replay(self, onto: Program, *, step: int | None = None) -> tuple[Entry, ...]:
+        """Apply the edits of this life to another program; return its new journal entries.
+
+        A program that is trained on the same data, and gets the edits of each step after that step, ends with the same
+        weights. Values come from the store; it has those of edits that can still be undone.
+
+        Args:
+            onto: such as the program at birth, trained beside.
+            step: only the edits that were made after this step, and before the next; by default all at once.
+        Raises: ReplayConflict for an edit that does not fit, or a value that is no longer stored.
+        """
+        self._writer.wait()
+        return replay_life(self, onto, step, self._added)
 
     def snapshot(self, directory: StrPath, **options: Any) -> Path:
         """Save the program to a directory, which needs no life to be opened; see `Program.save`."""

@@ -180,7 +180,7 @@ class Segment:
                     x.apply(e)
                     e.annotate(x.name, event=x.event, step=life.age, reason=x.reason, **x.facts)
             link = {"entry": p.journal[-1].seq, "hash": p.journal[-1].hash}
-            life._logged = len(p.journal)
+            life._take_edits()
         for x in proposals:
             own = link if x in made else {}
             life.log.add(x.event, life.age, {**x.facts, "name": x.name, "reason": x.reason, **own})
