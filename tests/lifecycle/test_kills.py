@@ -88,7 +88,7 @@ class Trial:
                 e.set_weight("0.bias", lambda w: w + 1)
         run.step(self.batch)
         if operation == "merge":
-            life.training.end()
+            run.end()
             with life.fork(work / "branch") as branch, branch.program.edit("another weight") as e:
                 out = branch.program.outputs()[0]
                 e.set_outputs(out=e.add("add", out, e.param("more", np.ones(3, np.float32)), name="sum"))

@@ -163,7 +163,8 @@ def test_compaction_bounds_the_space_and_keeps_the_state(tmp_path, monkeypatch):
         assert life.store.nbytes <= 2 * life.store.live_bytes + largest
         on_disk = sum(p.stat().st_size for p in (tmp_path / "life" / "commits").iterdir())
         assert on_disk == life.store.nbytes
-    assert len(life.log.of("compaction")) >= 1
+    assert life.store.commits[0].number > 1
+    assert not life.log.of("compaction")  # where all weights change, each commit would add a line
     life.commit(verify=True)
     life.verify()
     assert everything(lf.open(tmp_path / "life", readonly=True)) == everything(life)
@@ -196,6 +197,7 @@ def test_many_commits_are_compacted_and_pinned_steps_stay(tmp_path, monkeypatch)
     assert child.program.hash() == hashes[7]
     twin.compact()
     assert len(twin.store.commits) == 2  # the base, and the event
+    assert [e.kind for e in twin.log][-1] == "compaction"
     assert twin.at(7).hash() == hashes[7]
 
 

@@ -167,8 +167,6 @@ class Life:
             if p.history.open is not None:
                 raise UsageError("cannot commit while an edit is open", where=p.name, fix="leave the with-block first")
             self._log_edits()
-            for facts in self._writer.take_compactions():
-                self.log.add("compaction", self.age, facts)
             if failed := self._writer.take_failed():
                 self._tracker.forget(failed)
                 self._undo -= failed
@@ -272,11 +270,12 @@ class Life:
         return run
 
     def resume(
-        self, train: CompiledStep, data: Any = None, *, scheduler: HasState | None = None, rng: Generator | None = None
-    ) -> Segment:
+        self, train: CompiledStep, data: Any = None, *, objective: str | None = None,
+        scheduler: HasState | None = None, rng: Generator | None = None,
+    ) -> Segment:  # fmt: skip
         """Continue the last training where the last commit left it, bit for bit; arguments are as for `segment`.
 
-        Everything is read and checked before anything changes.
+        Everything is read and checked before anything changes. Without `objective`, it is that of the training.
         Raises: ResumeMismatch if no training can be resumed, or `train` or `data` differ; CommitDamaged; UsageError.
         """
         self._begin(train)
@@ -285,7 +284,7 @@ class Life:
             raise ResumeMismatch("the life has no training to resume", where=self.folder, fix=fix)
         self.commit()  # edits since the life was opened
         then = self._facts["contract"]
-        now = contract_of(train, data, scheduler, str(then.get("objective", "")))
+        now = contract_of(train, data, scheduler, str(then.get("objective", "")) if objective is None else objective)
         self._check_contract(then, now)
         generator = rng or default_generator()
         run = Segment(self, train, Figures.from_json(self._facts["segment"]), then, data, scheduler, generator)
@@ -450,7 +449,10 @@ class Life:
         return receipt
 
     def compact(self) -> None:
-        """Write all live tensors to one commit, and remove the earlier ones; pinned steps stay. Raises: FileError."""
+        """Write all live tensors to one commit, and remove the earlier ones; pinned steps stay. Raises: FileError.
+
+        Commits of steps do it where superseded bytes exceed live ones; only this call is an event of the log.
+        """
         self.commit()
         self.log.add("compaction", self.age, compact(self.store))
         self.commit()
@@ -582,8 +584,6 @@ class Life:
                 self._writer.wait()
                 if self.lag and self.training.whole:
                     self.commit()
-            elif self._writer.compactions and not self._writer.busy:  # the last commit compacted the store
-                self.commit()
         finally:
             self._writer.close()
             self._lock.release()

@@ -8,10 +8,8 @@ step. So is the content of a commit that failed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from threading import Condition, Thread
 from time import perf_counter, thread_time
-from typing import Any
 
 from graphwright.lifecycle import compaction
 from graphwright.lifecycle.commit import Commit
@@ -30,14 +28,12 @@ class Writer:
         store: the store; while `busy`, only the writer reads or changes it.
         failed: names of the tensors of commits that could not be written, until `take_failed`.
         error: why the last commit could not be written; None if it was.
-        compactions: figures of the compactions since `take_compactions`.
     """
 
     def __init__(self, store: Store, *, asynchronous: bool = False) -> None:
         self.store, self.asynchronous = store, asynchronous
         self.failed: set[str] = set()
         self.error: OSError | None = None
-        self.compactions: list[dict[str, Any]] = []
         self._batch: Batch | None = None
         self._bug: BaseException | None = None
         self._changed = Condition()
@@ -91,11 +87,6 @@ class Writer:
         failed, self.failed = self.failed, set()
         return failed
 
-    def take_compactions(self) -> list[Mapping[str, Any]]:
-        """Return `compactions`, and empty it."""
-        found, self.compactions = self.compactions, []
-        return list(found)
-
     def check(self) -> None:
         """Raise what the writer's thread raised, other than OSError."""
         if self._bug is not None:
@@ -103,7 +94,7 @@ class Writer:
             raise bug
 
     def _write(self, batch: Batch) -> Commit:
-        base, before = compaction.due(self.store, batch), (len(self.store.commits), self.store.nbytes)
+        base = compaction.due(self.store, batch)
         try:
             made = self.store.write(batch, base=base)
         except BaseException as error:
@@ -115,7 +106,7 @@ class Writer:
             raise
         self.error = None
         if base and made.record.base:
-            self.compactions.append(compaction.cleared(self.store, *before))
+            self.store.forget(made.number)
         return made
 
     def _run(self) -> None:
