@@ -102,6 +102,7 @@ def test_a_closed_life_has_no_other_writer_and_an_open_one_has_one(tmp_path):
     with pytest.raises(lf.LifeBusy) as busy:
         lf.open(tmp_path / "life")
     assert busy.value.pid == os.getpid()
+    assert "close() it" in str(busy.value.fix)
     assert lf.open(tmp_path / "life", readonly=True).age == 0
     life.close()
     with lf.open(tmp_path / "life") as twin:
