@@ -31,7 +31,7 @@ from graphwright.lifecycle.log import LifeLog
 from graphwright.lifecycle.moments import HeldMoments, give_moments, split
 from graphwright.lifecycle.picture import draw
 from graphwright.lifecycle.replay import Added, replay_life
-from graphwright.lifecycle.segment import Segment, contract_of, default_generator, key_of
+from graphwright.lifecycle.segment import Schedule, Segment, contract_of, default_generator, key_of
 from graphwright.lifecycle.store import LOCK, LOG, Batch, Commit, Payload, Store
 from graphwright.lifecycle.structure import MappedFiles, Restored, Structure, restore, structure_key, structure_of
 from graphwright.lifecycle.verify import Divergence, Verified, divergence, verify
@@ -43,7 +43,6 @@ from graphwright.program.files.values import flattened, unflattened
 from graphwright.program.weights import array_digest
 
 if TYPE_CHECKING:
-    from graphwright.optim.checkpoint import HasState
     from graphwright.optim.training_step import CompiledStep
     from graphwright.program.editing.journal import Entry
 
@@ -247,7 +246,7 @@ class Life:
 
     # -- training ------------------------------------------------------------------------------------------------------
     def segment(
-        self, train: CompiledStep, data: Any = None, *, objective: str = "", scheduler: HasState | None = None,
+        self, train: CompiledStep, data: Any = None, *, objective: str = "", scheduler: Schedule | None = None,
         rng: Generator | None = None,
     ) -> Segment:  # fmt: skip
         """Begin a training of the program: `with life.segment(train, data=loader) as run: ...`.
@@ -256,7 +255,7 @@ class Life:
             train: step of this program, made by `compile_step`; its moments are as it has them.
             data: a loader, whose position is saved and whose dataset the log names; or a dict of facts about the data.
             objective: text for the log.
-            scheduler: a learning-rate schedule, whose state is saved.
+            scheduler: a learning-rate schedule, which each step advances; its state is saved.
             rng: a generator whose state is saved; by default the default one.
         Raises: UsageError if the step is of another program, or a segment is open.
         """
@@ -271,7 +270,7 @@ class Life:
 
     def resume(
         self, train: CompiledStep, data: Any = None, *, objective: str | None = None,
-        scheduler: HasState | None = None, rng: Generator | None = None,
+        scheduler: Schedule | None = None, rng: Generator | None = None,
     ) -> Segment:  # fmt: skip
         """Continue the last training where the last commit left it, bit for bit; arguments are as for `segment`.
 
