@@ -55,6 +55,9 @@ def test_a_killed_process_resumes_with_the_same_bits(tmp_path, asynchronous):
             try:
                 assert process.stdout is not None
                 assert process.stdout.readline() == b"ready\n", process.stderr.read().decode()[-3000:]
+                with pytest.raises(lf.LifeBusy) as busy:
+                    lf.open(folder)
+                assert busy.value.pid == process.pid
                 time.sleep(chance.uniform(0.02, 0.4))
             finally:
                 os.kill(process.pid, signal.SIGKILL)

@@ -105,7 +105,7 @@ def test_no_change_is_missed_and_no_clean_tensor_is_written(tmp_path):
         commit = life.commit(verify=True)
         now = everything(life)
         written = {n for n in commit.record.tensors if n.startswith(("model.", "optimizer."))}
-        if commit.number != before.get("number"):
+        if commit.number != before.get("number") and not commit.record.base:
             assert all(before.get(n) != now[n] for n in written)
         before = {**now, "number": commit.number}
 
@@ -156,7 +156,7 @@ def test_compaction_bounds_the_space_and_keeps_the_state(tmp_path, monkeypatch):
     monkeypatch.setattr(compaction, "SLACK", 0)
     life, run, train_ = experts(tmp_path / "life")
     largest = 0
-    for i in range(120):
+    for i in range(deep(10_000, 120)):
         train_.touched = [i % EXPERTS]
         run.step({"x": 0})
         largest = max(largest, life.store.last.nbytes)

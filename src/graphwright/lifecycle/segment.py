@@ -99,7 +99,7 @@ class Segment:
         return self.figures.steps
 
     def step(self, batch: Mapping[str, Any] | Sequence[Any], care: Controller | None = None) -> float:
-        """Train on one batch, advance the schedule, apply what `care` proposes as one edit, and commit; return the loss.
+        """Train on one batch, advance the schedule, apply what `care` proposes as one edit, and commit; return loss.
 
         If a commit cannot be written, as on a full disk, the training continues; `life.lag` and `life.reason` say so,
         and a later commit has everything.
