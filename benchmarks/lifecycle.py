@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +16,17 @@ from safetensors.numpy import save_file
 
 import graphwright as gw
 from benchmarks.harness import Figure, add_rounds, rounds
+from graphwright import experts as ex
 from graphwright import lifecycle as lf
 from graphwright import nn, optim
 from graphwright.lifecycle import compaction
 from graphwright.optim import save_state
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "experts"))
+from planted import Net, Stream, objective
+
 EXPERTS, WIDTH, DENSE = 64, (256, 96), (256, 320)
-PARTS = ("commits", "opening", "steps")
+PARTS = ("commits", "opening", "steps", "experts")
 
 
 class Experts:
@@ -159,5 +164,49 @@ def steps() -> Figure:
         calls["save_state"] = lambda: (stated(feeds).item(), save_state(folder / "s", stated.source, stated.optimizer))
         add_rounds(figure, rounds(calls, n=15, inner=4))
         for life in lives:
+            life.close()
+    return figure
+
+
+class FewClusters(Stream):
+    """Batches of two of sixteen tight clusters, so that few experts have tokens."""
+
+    def draw(self) -> dict[str, np.ndarray]:
+        which = np.repeat(self.rng.integers(0, self.clusters, 2), self.batch // 2)
+        offset = self.rng.normal(0, 0.1, (self.batch, self.dim))
+        targets = np.einsum("nkd,nd->nk", self.maps[which], offset).argmax(axis=1)
+        return {"x": (self.centres[which] + offset).astype(np.float32), "targets": targets}
+
+
+def experts() -> Figure:
+    figure = Figure(
+        f"Training {EXPERTS} experts with commits by a thread",
+        "threshold router, experts 64-128-64, tokens for about 10 of them in a batch of 512, lazy Adam, compiled step",
+    )
+
+    def made() -> tuple[Any, Stream]:
+        gw.manual_seed(0)
+        stream = FewClusters(0, 512, 64, 16)
+        x = Stream.draw(stream)["x"]
+        p = gw.trace(Net(64, EXPERTS, 128), x)
+        ex.calibrate(p, {"x": x}, k0=2)
+        optimizer, also = optim.Adam(p, lr=1e-3, lazy=True), [ex.sdl(2.0, 0.01, 0.01), ex.Regeneration().signals()]
+        return gw.compile_step(p, objective, optimizer, stream.draw(), also=also), stream
+
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
+        plain, stream = made()
+        calls: dict[str, Callable[[], Any]] = {"no commit": lambda: plain(stream.draw()).item()}
+        lives, lags = {}, {}
+        for who, options in {"asynchronous": {}, "asynchronous, no fsync": {"durable": "process"}}.items():
+            train, source = made()
+            life = lives[who] = lf.birth(train.source, Path(name) / who, name=who, asynchronous=True, **options)
+            segment, lag = life.segment(train), lags.setdefault(who, [])
+            calls[who] = lambda segment=segment, source=source, lag=lag, life=life: (
+                segment.step(source.draw()),
+                lag.append(life.lag),
+            )
+        add_rounds(figure, rounds(calls, n=9, inner=300))
+        for who, life in lives.items():
+            figure.add(f"{who}: steps not on disk, mean", float(np.mean(lags[who])), "steps")
             life.close()
     return figure

@@ -42,6 +42,12 @@ def test_an_interrupted_training_of_a_life_is_resumed_by_the_same_command(text, 
         done = train("--life", "young")
     assert done.exit_code == 130
     assert "2 steps are saved in young; the same command resumes" in done.output
+    for wrong, what in [
+        (train("--life", "young", steps=5), "options.steps"),
+        (train("--life", "young", "--state", "x"), "leave out --state"),
+    ]:
+        assert wrong.exit_code == 2
+        assert what in wrong.output
     done = train("--life", "young", "--json")
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
@@ -52,12 +58,20 @@ def test_an_interrupted_training_of_a_life_is_resumed_by_the_same_command(text, 
         assert young.name == "young"
     done = train("--life", "young")
     assert "the training is complete: the state in young is at step 4" in done.output
-    for wrong, what in [
-        (train("--life", "young", steps=5), "options.steps"),
-        (train("--life", "young", "--state", "x"), "leave out --state"),
-    ]:
-        assert wrong.exit_code == 2
-        assert what in wrong.output
+
+
+def test_a_life_is_trained_again_after_a_training_ended(text):
+    assert train("--life", "young").exit_code == 0
+    (text / "notes.txt").write_text("Another text, for later years.\n" * 100, encoding="utf-8")
+    for _ in range(2):  # the same training is not repeated
+        done = train("--life", "young", steps=3)
+        assert done.exit_code == 0, done.output
+        with lf.open("young", readonly=True) as life:
+            assert life.age == 7
+            starts = [event.facts for event in life.log.of("segment_start")]
+            assert [event.facts["steps"] for event in life.log.of("segment_end")] == [4, 3]
+            assert {start["objective"] for start in starts} == {"next token"}
+    assert "the training is complete: the state in young is at step 3" in done.output
 
 
 def test_the_life_is_shown_as_text_json_and_picture(text):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def again(folder: Path, **options: Any) -> tuple[lf.Life, lf.Segment, DataLoader
     return life, life.resume(train_, data) if life.resumable else life.segment(train_, data), data
 
 
-def train(run: lf.Segment, data: DataLoader, steps: int) -> list[float]:
+def train(run: lf.Segment, data: Iterable[Any], steps: int) -> list[float]:
     """Train until the life is `steps` old; return the losses."""
     losses: list[float] = []
     while run.age < steps:
@@ -88,7 +89,7 @@ class Reborn:
         return [lf.Proposal("expert_reborn", "0.weight", "dead", {"r": 0.01}, apply)]
 
     def figures(self):
-        return {"pi": 0.4}
+        return {"pi": 0.4, "d": 1.5}
 
 
 def cared(run, data, age: int, care=None) -> None:

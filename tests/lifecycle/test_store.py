@@ -19,9 +19,10 @@ from graphwright import lifecycle as lf
 from graphwright import optim
 from graphwright.autograd import Tensor
 from graphwright.errors import GraphwrightError
-from graphwright.lifecycle import compaction
+from graphwright.lifecycle import compaction, contents, writer
 from graphwright.lifecycle.store import Store
 from safetensors import safe_open
+from seeds import deep
 
 pytestmark = pytest.mark.usefixtures("warm")
 EXPERTS = 64
@@ -86,7 +87,7 @@ def test_no_change_is_missed_and_no_clean_tensor_is_written(tmp_path):
     life, run, train_ = experts(tmp_path / "life")
     chance = np.random.default_rng(0)
     p, before = train_.source, {}
-    for _ in range(60):
+    for _ in range(deep(1000, 60)):
         train_.touched = [int(i) for i in chance.choice(EXPERTS, 3, replace=False)]
         run.step({"x": 0})
         action, key = chance.integers(6), f"experts.{chance.integers(EXPERTS)}"
@@ -104,23 +105,66 @@ def test_no_change_is_missed_and_no_clean_tensor_is_written(tmp_path):
         commit = life.commit(verify=True)
         now = everything(life)
         written = {n for n in commit.record.tensors if n.startswith(("model.", "optimizer."))}
-        if commit.number != before.get("number"):
+        if commit.number != before.get("number") and not commit.record.base:
             assert all(before.get(n) != now[n] for n in written)
         before = {**now, "number": commit.number}
+
+
+def test_between_edits_a_commit_lists_no_variables_and_hashes_what_changed(tmp_path, monkeypatch):
+    life, run, train_ = experts(tmp_path / "life")
+    for _ in range(2):  # the first makes moments
+        run.step({"x": 0})
+    hashed, listed = [], []
+    real, listing = contents.digest_of, contents.training_variables
+    monkeypatch.setattr(contents, "digest_of", lambda spec, data: (hashed.append(1), real(spec, data))[1])
+    monkeypatch.setattr(contents, "training_variables", lambda *a: (listed.append(1), listing(*a))[1])
+    for i in range(8):
+        train_.touched = range(i, i + 3)
+        hashed.clear()
+        run.step({"x": 0})
+        assert len(life.store.last.infos) == len(hashed) == 3 * 4  # weight, two moments, steps
+        assert not listed
+    with train_.source.edit("one more change") as e:
+        e.set_weight("experts.40", lambda w: w + 1)
+    hashed.clear()
+    run.step({"x": 0})
+    assert len(listed) == 1
+    assert "model.experts.40" in life.store.last.infos
+    assert len(hashed) < 20
+    life.commit(verify=True)
+
+
+@pytest.mark.parametrize("share", [1e-9, 1e9])
+def test_commits_of_a_thread_take_a_bounded_share_of_the_time(tmp_path, share, monkeypatch):
+    monkeypatch.setattr(writer, "SHARE", share)
+    life, run, data = begin(tmp_path / "life", asynchronous=True)
+    life._writer.wait()
+    for age in range(1, 6):
+        train(run, data, age)
+        life._writer.wait()
+        if age == 1:
+            first = life.store.last.step
+    assert (first, life.lag) == ((0, 5) if share < 1 else (1, 0))
+    life.commit()
+    assert life.lag == 0
+    train(run, data, 9)
+    life.close()
+    assert lf.open(tmp_path / "life", readonly=True).age == 9
 
 
 def test_compaction_bounds_the_space_and_keeps_the_state(tmp_path, monkeypatch):
     monkeypatch.setattr(compaction, "SLACK", 0)
     life, run, train_ = experts(tmp_path / "life")
     largest = 0
-    for i in range(120):
+    for i in range(deep(10_000, 120)):
         train_.touched = [i % EXPERTS]
         run.step({"x": 0})
         largest = max(largest, life.store.last.nbytes)
         assert life.store.nbytes <= 2 * life.store.live_bytes + largest
         on_disk = sum(p.stat().st_size for p in (tmp_path / "life" / "commits").iterdir())
         assert on_disk == life.store.nbytes
-    assert len(life.log.of("compaction")) >= 1
+    assert life.store.commits[0].number > 1
+    assert not life.log.of("compaction")  # where all weights change, each commit would add a line
     life.commit(verify=True)
     life.verify()
     assert everything(lf.open(tmp_path / "life", readonly=True)) == everything(life)
@@ -153,6 +197,7 @@ def test_many_commits_are_compacted_and_pinned_steps_stay(tmp_path, monkeypatch)
     assert child.program.hash() == hashes[7]
     twin.compact()
     assert len(twin.store.commits) == 2  # the base, and the event
+    assert [e.kind for e in twin.log][-1] == "compaction"
     assert twin.at(7).hash() == hashes[7]
 
 

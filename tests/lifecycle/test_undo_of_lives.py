@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from bonsai import Reborn, X, again, begin, cared, everything, loader, program, step, train
@@ -11,7 +14,7 @@ from graphwright import lifecycle as lf
 from graphwright import optim
 from graphwright.program.editing.journal import AUTHORS
 from graphwright.program.errors import NotUndoable
-from graphwright.program.weights import array_digest
+from seeds import deep
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -73,6 +76,82 @@ def test_undo_brings_weights_and_moments_back_whatever_was_trained_and_restarted
     assert life.program.weights["0.weight"].numpy().tobytes() == weight
     assert moments(life, run) == then
     life.verify()
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_undo_of_several_births_after_more_steps_changes_only_what_they_replaced(tmp_path, restarted):
+    """Undo one, two more, then redo: the others keep what they learned since."""
+    life, run, data = begin(tmp_path / "life")
+    names, before = ("0.weight", "0.bias", "3.bias"), {}
+    for i, name in enumerate(names):
+        train(run, data, 3 * i + 2)
+        run.step(next(iter(data)), Once(name, before))
+    train(run, data, 9 + deep(50, 5))
+    if restarted:
+        life.close()
+        life, run, data = again(tmp_path / "life")
+    p = life.program
+    trained = {key: v.numpy().tobytes() for key, v in p.weights.items()}
+
+    def expect(old: tuple[str, ...]) -> None:
+        found = {key: v.numpy().tobytes() for key, v in p.weights.items()}
+        assert found == {**trained, **{name: before[name] for name in old}}
+
+    p.undo()
+    expect(("3.bias",))
+    p.undo(2)
+    expect(names)
+    p.redo(3)
+    expect(())
+    p.undo(3)
+    life.commit(verify=True)
+    life.close()
+    life = lf.open(tmp_path / "life")
+    p = life.program
+    expect(names)
+    p.redo()
+    expect(("0.bias", "3.bias"))
+    assert [e.facts["name"] for e in life.log.of("expert_reborn")] == list(names)
+
+
+class Once(Reborn):
+    """Replaces one parameter by zeros."""
+
+    def __init__(self, name: str, before: dict[str, bytes]) -> None:
+        self.name, self.before = name, before
+
+    def propose(self, view):
+        self.before[self.name] = view.program.weights[self.name].numpy().tobytes()
+
+        def apply(e):
+            before = e.program.node(self.name)
+            value = np.zeros(e.program.spec(before).sizes, np.float32)
+            (edge,) = e.program.out_edges(before)
+            e.rename(before, "old")
+            e.rewire(edge, e.param("new", value, key=f"new.{self.name}"))
+            e.remove("old")
+            e.rename("new", self.name, key=self.name)
+
+        return [lf.Proposal("expert_reborn", self.name, "a test", {}, apply)]
+
+
+def test_what_neither_the_program_nor_undo_reaches_is_released(tmp_path):
+    """Parameters that were replaced, with their moments: in memory, and on disk after a compaction."""
+    life, run, data = begin(tmp_path / "life", durable="process")
+    life.program.undo_horizon, batch = 4, next(iter(data))
+    care, past, sizes = Reborn(1), [], []
+    for i in range(deep(1000, 40)):
+        past.append(weakref.ref(life.program.weights["0.weight"]))
+        run.step(batch, care)
+        if i % 10 == 9:
+            gc.collect()
+            states = len(run.train.optimizer.state), len(life._added)
+            sizes.append((*states, len(life.store.fold), life.store.live_bytes))
+    assert len(set(sizes)) == 1
+    assert [r() is None for r in past[1:]] == [True] * (len(past) - 5) + [False] * 4  # the traced module has the first
+    life.compact()
+    assert len([*(tmp_path / "life" / "structure").iterdir()]) == 1
+    assert len(life.program.journal) == len(past)
 
 
 class _Spy(Reborn):
@@ -212,20 +291,3 @@ def test_moments_begin_again_after_another_change_of_shape(tmp_path):
     assert float(run.train.optimizer.state_of(life.program.weights["3.bias"]).steps.numpy()) == 3
     train(run, data, 5)
     life.commit(verify=True)
-
-
-def test_the_edits_of_a_controller_replayed_at_their_steps_give_the_same_weights(tmp_path):
-    life, run, data = begin(tmp_path / "life")
-    cared(run, data, 11)
-    at = {event.step: life.program.journal[event.facts["entry"]] for event in life.log.of("expert_reborn")}
-    assert sorted(at) == [4, 8]
-    p, batches = program(), loader()
-    train_ = step(p)
-    for age, batch in zip(range(1, 12), [b for _ in range(2) for b in batches], strict=False):
-        train_(dict(zip(("x", "y"), batch, strict=True)))
-        if age in at:  # the commit of the step has the value of the new parameter before it was trained
-            values = [life.at(age).weights["0.weight"].data]
-            gw.replay([at[age]], onto=p, payloads={array_digest(v): v for v in values})
-    assert {k: v.numpy().tobytes() for k, v in p.weights.items()} == {
-        k: v.numpy().tobytes() for k, v in life.program.weights.items()
-    }

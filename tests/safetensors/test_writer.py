@@ -17,7 +17,7 @@ import safetensors
 from graphwright.errors import UsageError
 from graphwright.files import UnwritableTarget
 from graphwright.safetensors import BITS, HeaderError, TensorData, TensorFile, write_tensors
-from graphwright.testing.faults import check_atomic, inject
+from graphwright.testing.faults import check_atomic, inject, record
 
 
 @st.composite
@@ -109,13 +109,24 @@ def test_tensor_functions_are_called_just_before_their_tensor_is_written(tmp_pat
     events = []
 
     def make(key: str) -> bytes:
-        size = sum(path.stat().st_size for path in tmp_path.iterdir())
-        events.append((key, size))
-        return key.encode() * 8
+        events.append((key, sum(path.stat().st_size for path in tmp_path.iterdir())))
+        return key.encode() * size
 
-    parts = [TensorData(key, "U8", (8,), lambda key=key: make(key)) for key in "ab"]
+    size = 1 << 16
+    parts = [TensorData(key, "U8", (size,), lambda key=key: make(key)) for key in "ab"]
     header = write_tensors(tmp_path / "f", parts)
-    assert events == [("a", header.payload_offset), ("b", header.payload_offset + 8)]
+    assert events == [("a", header.payload_offset), ("b", header.payload_offset + size)]
+
+
+def test_small_tensors_are_written_together_and_large_ones_alone(tmp_path):
+    rng = np.random.default_rng(0)
+    sizes = [*rng.integers(0, 9, 500), 1 << 16, 3, 0, (1 << 16) - 1, 1, 1 << 17, *rng.integers(0, 5000, 40)]
+    arrays = {f"t{i}": rng.integers(0, 255, n, np.uint8) for i, n in enumerate(sizes)}
+    with record(tmp_path) as operations:
+        write_tensors(tmp_path / "f", [TensorData(k, "U8", a.shape, a) for k, a in arrays.items()])
+    assert sum(op.name == "write" for op in operations) < 10
+    for key, found in safetensors.numpy.load_file(tmp_path / "f").items():
+        np.testing.assert_array_equal(found, arrays[key])
 
 
 @pytest.mark.parametrize("data", [b"abc", b"abcde", lambda: b"abc", np.zeros(4, np.float32)])
@@ -162,7 +173,7 @@ def test_transposed_arrays_are_refused(tmp_path):
 
 def test_the_old_or_new_file_is_complete_after_every_fault_and_power_loss(tmp_path):
     def save(folder: Path) -> None:
-        parts = [TensorData(key, "F32", (5,), np.full(5, i, np.float32)) for i, key in enumerate("abc")]
+        parts = [TensorData(key, "F32", (1 << 14,), np.full(1 << 14, i, np.float32)) for i, key in enumerate("abc")]
         write_tensors(folder / "model.safetensors", parts)
 
     def before(folder: Path) -> None:

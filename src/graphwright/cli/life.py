@@ -37,7 +37,8 @@ def life(
         born = f"born {identity.time[:19]} as {identity.name}, id {identity.id}"
         if identity.parent is not None:
             born += f", a fork of {identity.parent['id']} at step {identity.parent['step']}"
-        size = f"{len(store.commits)} commits, {bytes_text(store.nbytes)}, {bytes_text(store.live_bytes)} of them live"
+        count = "1 commit" if len(store.commits) == 1 else f"{len(store.commits)} commits"
+        size = f"{count}, {bytes_text(store.nbytes)}, {bytes_text(store.live_bytes)} of them live"
         columns = ("start", "steps", "items", "tokens", "loss_first", "loss_last")
         lines = [f"{found.name}, {found.age:,} steps", born, size]
         if segments := facts["segments"]:

@@ -29,7 +29,7 @@ def train(
     bf16: Annotated[bool, flag("--bf16", "Matrix products in bfloat16.")] = False,
     state: Annotated[Path | None, option("DIR", "State to resume from, written every --save-every steps.")] = None,
     save_every: Annotated[int, option("N", "Steps between two states.", min=1)] = 100,
-    life: Annotated[Path | None, option("DIR", "Life to begin or resume, with a commit after every step.")] = None,
+    life: Annotated[Path | None, option("DIR", "Life to begin or resume; a thread commits its steps.")] = None,
     held_out: Annotated[Path | None, option("FILE", "File to measure bits per byte on, before and after.")] = None,
     *,
     options: TrainOptions,
@@ -121,12 +121,14 @@ def _live(
     before = life.figures
     with life:
         facts["life"] = {"id": life.identity.id, "resumed_at": life.age}
-        if before is not None and before.ended and before.steps >= trainer.options.steps:
-            trainer.done = before.steps
-            return []
         begin = life.resume if life.resumable else life.segment
+        if before is not None and before.ended:
+            if life.log.of("segment_start")[-1].facts["data"] == data:  # the number of steps is one of its options
+                trainer.done = before.steps
+                return []
+            begin = life.segment
         try:
-            with begin(trainer.step, data) as run:
+            with begin(trainer.step, data, objective="next token") as run:
                 trainer.done = run.steps
                 made = trainer.run(progress=progress, take=run.step)
         except KeyboardInterrupt:

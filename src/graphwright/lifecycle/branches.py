@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import Spec, from_numpy
+from graphwright.array import from_numpy
 from graphwright.errors import UsageError
 from graphwright.files import JsonError, StrPath, UnreadableFile, atomic_directory, atomic_write, read_json
 from graphwright.graph.chain import GENESIS
 from graphwright.lifecycle.errors import MergeConflict, StoreDamaged
 from graphwright.lifecycle.identity import Identity, now
 from graphwright.lifecycle.log import ChainFile, LifeLog, Mark
+from graphwright.lifecycle.replay import Added, StoredValues
 from graphwright.lifecycle.store import ANCESTOR, COMMITS, JOURNAL, LOG, Store
 from graphwright.lifecycle.structure import read_structure
 from graphwright.program.editing.replay import replay
@@ -32,7 +33,6 @@ from graphwright.report import Report
 if TYPE_CHECKING:
     from graphwright.array import NDArray
     from graphwright.lifecycle.life import Life
-    from graphwright.program import Program
     from graphwright.program.editing.journal import Entry
 
 _LIMIT = 256 << 20  # bytes of ancestor.json
@@ -107,7 +107,7 @@ def merge(life: Life, other: Life, prefer: str | None) -> Merged:
     ancestor = _common(life, other)
     p, theirs = life.program, other.program
     entries: Sequence[Entry] = theirs.journal[ancestor.entries :]
-    trial, values = p, _added(entries, theirs)
+    trial, values = p, _values(entries, other)
     if entries:
         trial = abstract_fork(p)
         replay(entries, onto=trial, payloads=values)
@@ -144,20 +144,21 @@ def _common(life: Life, other: Life) -> Ancestor:
                      fix="only a fork and its parent, or two forks of one state, can be merged")  # fmt: skip
 
 
-def _added(entries: Sequence[Entry], theirs: Program) -> dict[str, NDArray]:
+def _values(entries: Sequence[Entry], other: Life) -> dict[str, NDArray]:
     """Return a value for each weight that entries add, by its digest in the journal.
 
-    The value with which a parameter was added is gone once it was trained. The merge sets the present one anyway; a
-    parameter that was removed again has zeros until then.
+    Where the value with which it was added is not stored, it is the present one, or zeros if the weight was removed
+    again; the merge sets the present one anyway.
     """
+    stored, weights = StoredValues(other.store), other.program.weights
     found: dict[str, NDArray] = {}
-    records = (r for entry in entries for r in entry.edits if r["edit"] == "AddNode")
-    for record in (r for r in records if "blake2b" in r.get("payload", {})):
-        spec, key = Spec.from_json(record["payload"]["spec"]), record["attrs"]["key"]
-        now = theirs.weights.array(key) if theirs.weights.has_key(key) else None
-        if now is None or now.spec != spec:
-            now = from_numpy(np.zeros(spec.sizes, spec.dtype.numpy), bits=spec.dtype)
-        found[record["payload"]["blake2b"]] = now
+    for weight in Added.by(entries):
+        now = weights.array(weight.key) if weights.has_key(weight.key) else None
+        if weight.digest in stored:
+            now = stored[weight.digest]
+        elif now is None or now.spec != weight.spec:
+            now = from_numpy(np.zeros(weight.spec.sizes, weight.spec.dtype.numpy), bits=weight.spec.dtype)
+        found[weight.digest] = now
     return found
 
 

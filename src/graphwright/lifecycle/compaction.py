@@ -31,12 +31,7 @@ def due(store: Store, batch: Batch) -> bool:
 
 def compact(store: Store) -> dict[str, Any]:
     """Compact a store; return figures for the log. Pinned steps stay. Raises: FileError; then nothing changed."""
-    before = len(store.commits), store.nbytes
+    facts = {"files": len(store.commits), "bytes_before": store.nbytes}
     store.add_base(replace(store.last.record, time=now()))
-    return cleared(store, *before)
-
-
-def cleared(store: Store, files: int, nbytes: int) -> dict[str, Any]:
-    """Remove the files before the last commit, a base; return figures for the log, given those of the store before."""
     store.forget(store.last.number)
-    return {"files": files, "bytes_before": nbytes, "bytes_after": store.nbytes, "commit": store.last.number}
+    return {**facts, "bytes_after": store.nbytes, "commit": store.last.number}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.files import DestinationExists, FileError, UnreadableFile
 
@@ -18,8 +20,10 @@ class LifeBusy(FileError):
     """Another process writes to the life; `pid` is its number, 0 if it is unknown."""
 
     def __init__(self, where: object, pid: int) -> None:
-        fix = "end that process, or open the life with readonly=True"
-        super().__init__("the life is in use", where=where, got=f"process {pid}" if pid else "another process", fix=fix)
+        own = pid == os.getpid()
+        fix = f"{'close() it' if own else 'end that process'}, or open the life with readonly=True"
+        got = "this process" if own else f"process {pid}" if pid else "another process"
+        super().__init__("the life is in use", where=where, got=got, fix=fix)
         self.pid = pid
 
 

@@ -68,9 +68,8 @@ class Identity:
         """Read and check the file. Raises: NoLife; StoreDamaged."""
         path = folder / FILE
         if not path.is_file():
-            raise NoLife(
-                "the directory has no life", where=folder, fix="lf.birth(program, directory, name=...) starts one"
-            )
+            fix = "lf.birth(program, directory, name=...) or `graphwright train --life DIR` starts one"
+            raise NoLife("the directory has no life", where=folder, fix=fix)
         try:
             data = forms.table(read_json(path), {"schema", *cls.__dataclass_fields__}, FILE)
             if forms.integer(data.pop("schema"), 1, field="schema") != SCHEMA:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,14 +23,15 @@ from graphwright.graph import Chain
 from graphwright.graph.chain import GENESIS
 from graphwright.lifecycle.branches import Merged, make_fork, merge
 from graphwright.lifecycle.compaction import compact
-from graphwright.lifecycle.contents import Digests, Tracker, contents, payload
+from graphwright.lifecycle.contents import Contents, Digests, Tracker, payload
 from graphwright.lifecycle.errors import CommitDamaged, LifeBusy, LifeExists, ResumeMismatch
 from graphwright.lifecycle.figures import Figures
 from graphwright.lifecycle.identity import Identity
 from graphwright.lifecycle.log import LifeLog
 from graphwright.lifecycle.moments import HeldMoments, give_moments, split
 from graphwright.lifecycle.picture import draw
-from graphwright.lifecycle.segment import Segment, contract_of, default_generator, key_of
+from graphwright.lifecycle.replay import Added, replay_life
+from graphwright.lifecycle.segment import Schedule, Segment, contract_of, default_generator, key_of
 from graphwright.lifecycle.store import LOCK, LOG, Batch, Commit, Payload, Store
 from graphwright.lifecycle.structure import MappedFiles, Restored, Structure, restore, structure_key, structure_of
 from graphwright.lifecycle.verify import Divergence, Verified, divergence, verify
@@ -38,10 +40,11 @@ from graphwright.optim.optimizer import Optimizer
 from graphwright.program import Program
 from graphwright.program.exclusive import exclusive
 from graphwright.program.files.values import flattened, unflattened
+from graphwright.program.weights import array_digest
 
 if TYPE_CHECKING:
-    from graphwright.optim.checkpoint import HasState
     from graphwright.optim.training_step import CompiledStep
+    from graphwright.program.editing.journal import Entry
 
 HORIZON = 64
 """Number of latest edits that can be undone, also after a restart."""
@@ -75,10 +78,12 @@ class Life:
         self._logged = len(program.journal)  # entries of the journal that the log names
         self._writer = Writer(store, asynchronous=asynchronous)
         self._tracker, self._digests = Tracker(), Digests()
+        self._contents: Contents | None = None
         self._structure: Structure | None = None
         self._held = HeldMoments()
         self._named: dict[str, NDArray] = {}  # moments that are held, as the last commit has them
         self._undo: set[str] = set()  # names of written undo arrays
+        self._added: dict[str, NDArray] = {}  # values of new weights that no commit has yet, by digest
         self._states: Mapping[str, Any] = {}
         self._detached: set[str] = set()  # names of tensors of a training that is not running
         self._facts: Mapping[str, Any] | None = None
@@ -137,17 +142,18 @@ class Life:
         """Write what changed, in the background if the life is asynchronous; a failure shows in `lag` and `reason`."""
         self._check_writable()
         self._writer.check()
-        if self._writer.busy:
+        if not self._writer.ready:
             return
         with suppress(FileError):  # noted by the writer
             self._write(copy=self._writer.asynchronous)
 
     def _write(self, *, copy: bool, verify: bool = False) -> None:
+        began = perf_counter()
         try:
             batch = self._stage(copy=copy)
             if verify:
                 self._verify_clean(batch)
-            self._writer.submit(batch)
+            self._writer.submit(batch, began)
         except FileError:
             raise
         except BaseException:  # such as an interrupt: what is noted as written may not be, so all digests decide again
@@ -160,8 +166,6 @@ class Life:
             if p.history.open is not None:
                 raise UsageError("cannot commit while an edit is open", where=p.name, fix="leave the with-block first")
             self._log_edits()
-            for facts in self._writer.take_compactions():
-                self.log.add("compaction", self.age, facts)
             if failed := self._writer.take_failed():
                 self._tracker.forget(failed)
                 self._undo -= failed
@@ -170,24 +174,28 @@ class Life:
             if self._structure is None or self._structure.key != structure_key(p, generator):
                 optimizer = None if train is None else train.optimizer
                 self._structure = structure_of(p, optimizer, self._held, self._digests, generator)
-            holdings = contents(p, train)
+            if self._contents is None or not self._contents.fresh(train):
+                self._contents = Contents(p, train)
             tensors: dict[str, Payload] = {}
-            for name in self._tracker.changed(holdings):
-                v = holdings[name].variable
+            for name in self._tracker.changed(self._contents):
+                v = self._contents[name].variable
                 known = p.weights.promise_of(v.data) if name.startswith("model.") else None
-                tensors[name] = payload(v.data, None if known is None else known.reference, copy=copy)
-            undo = {f"undo.{digest}": (digest, array) for digest, array in self._structure.arrays.items()}
+                reference = None if known is None else known.reference
+                tensors[name] = payload(v.data, reference, copy=copy, host=self._contents.host(name))
+            written = {d for d in self._structure.added if f"undo.{d}" in self.store.fold}
+            self._added = {d: a for d, a in self._added.items() if d in self._structure.added - written}
+            undo = {f"undo.{d}": (d, array) for d, array in {**self._added, **self._structure.arrays}.items()}
             for name in undo.keys() - self._undo:
                 digest, array = undo[name]
                 made = payload(array)
                 tensors[name] = Payload(made.tag, made.shape, made.data, lambda digest=digest: digest)
-            self._undo = set(undo)
+            self._undo = {*undo, *(f"undo.{d}" for d in written)}
             states, arrays = self._states_now()
             tensors |= {name: payload(array, copy=copy) for name, array in arrays.items()}
             named = self._held.named(p) if self.training is None else {}
             tensors |= {n: payload(array) for n, array in named.items() if self._named.get(n) is not array}
             self._named = named
-            names = {*holdings, *undo, *self._detached, *named, *arrays}
+            names = {*self._contents, *self._undo, *self._detached, *named, *arrays}
             facts = self._facts if self.training is None else self.training.training()
             last = self.store.commits[-1].record if self.store.commits else None
             log, journal = self.log.chain, p.journal.chain
@@ -210,18 +218,26 @@ class Life:
 
     def _verify_clean(self, batch: Batch) -> None:
         train = None if self.training is None else self.training.train
-        for name, holding in contents(self.program, train).items():
+        for name, holding in Contents(self.program, train).items():
             home = self.store.fold.get(name)
             if name not in batch.tensors and (home is None or payload(holding.variable.data).digest() != home.digest):
                 raise CommitDamaged("a change of a tensor was missed", where=name, fix="report this as a defect")
 
     def _log_edits(self) -> None:
         """Log the journal entries that the log does not name yet."""
-        journal = self.program.journal
-        for entry in journal[self._logged :]:
+        for entry in self._take_edits():
             facts = {"entry": entry.seq, "hash": entry.hash, "why": entry.why, "author": entry.author}
             self.log.add("edit", self.age, facts)
+
+    def _take_edits(self) -> Sequence[Entry]:
+        """Return the journal entries that the log does not name yet, which it then does; hold the values they add."""
+        journal = self.program.journal
+        entries = journal[self._logged :]
+        for weight in Added.by(entries):
+            if weight.now is not None and array_digest(weight.now) == weight.digest:
+                self._added[weight.digest] = weight.now  # is copied before the weight is trained
         self._logged = len(journal)
+        return entries
 
     def _check_writable(self) -> None:
         if self.readonly or self._lock is None:
@@ -230,7 +246,7 @@ class Life:
 
     # -- training ------------------------------------------------------------------------------------------------------
     def segment(
-        self, train: CompiledStep, data: Any = None, *, objective: str = "", scheduler: HasState | None = None,
+        self, train: CompiledStep, data: Any = None, *, objective: str = "", scheduler: Schedule | None = None,
         rng: Generator | None = None,
     ) -> Segment:  # fmt: skip
         """Begin a training of the program: `with life.segment(train, data=loader) as run: ...`.
@@ -239,7 +255,7 @@ class Life:
             train: step of this program, made by `compile_step`; its moments are as it has them.
             data: a loader, whose position is saved and whose dataset the log names; or a dict of facts about the data.
             objective: text for the log.
-            scheduler: a learning-rate schedule, whose state is saved.
+            scheduler: a learning-rate schedule, which each step advances; its state is saved.
             rng: a generator whose state is saved; by default the default one.
         Raises: UsageError if the step is of another program, or a segment is open.
         """
@@ -253,11 +269,12 @@ class Life:
         return run
 
     def resume(
-        self, train: CompiledStep, data: Any = None, *, scheduler: HasState | None = None, rng: Generator | None = None
-    ) -> Segment:
+        self, train: CompiledStep, data: Any = None, *, objective: str | None = None,
+        scheduler: Schedule | None = None, rng: Generator | None = None,
+    ) -> Segment:  # fmt: skip
         """Continue the last training where the last commit left it, bit for bit; arguments are as for `segment`.
 
-        Everything is read and checked before anything changes.
+        Everything is read and checked before anything changes. Without `objective`, it is that of the training.
         Raises: ResumeMismatch if no training can be resumed, or `train` or `data` differ; CommitDamaged; UsageError.
         """
         self._begin(train)
@@ -266,12 +283,12 @@ class Life:
             raise ResumeMismatch("the life has no training to resume", where=self.folder, fix=fix)
         self.commit()  # edits since the life was opened
         then = self._facts["contract"]
-        now = contract_of(train, data, scheduler, str(then.get("objective", "")))
+        now = contract_of(train, data, scheduler, str(then.get("objective", "")) if objective is None else objective)
         self._check_contract(then, now)
         generator = rng or default_generator()
         run = Segment(self, train, Figures.from_json(self._facts["segment"]), then, data, scheduler, generator)
         self._check_names(train)
-        others = {n: h.variable for n, h in contents(self.program, train).items() if n in self._detached}
+        others = {n: h.variable for n, h in Contents(self.program, train).items() if n in self._detached}
         with MappedFiles() as files:
             host = {n: files.array(self.program, self.store.fold[n]).to_numpy(bits=True).copy() for n in others}
             self._load_states(run, files)
@@ -286,7 +303,7 @@ class Life:
                 variable.own()
         if self._generator_key is not None and self.program.weights.has_key(self._generator_key):
             generator.key = self.program.weights.at_key(self._generator_key)
-        self._tracker.note(contents(self.program, train))
+        self._tracker.note(Contents(self.program, train))
         self.training, self._detached, self._structure = run, set(), None
         if run.figures.ended:
             run.figures = Figures(self.age)
@@ -321,7 +338,7 @@ class Life:
     def _check_names(self, train: CompiledStep) -> None:
         """Check that a step has the variables that the life has of its training; new parameters have none yet."""
         p = self.program
-        own = {n: h.variable.spec for n, h in contents(p, train).items() if not n.startswith("model.")}
+        own = {n: h.variable.spec for n, h in Contents(p, train).items() if not n.startswith("model.")}
         held = {n: a.spec for n, a in self._named.items()}
         infos = {n: self.store.fold[n].info for n in self._detached if not n.startswith("states.")}
         stored = held | {n: Spec(i.shape, BY_TAG[i.tag]) for n, i in infos.items() if i.tag in BY_TAG}
@@ -373,7 +390,7 @@ class Life:
         self._undo = {n for n in names if n.startswith("undo.")}
         self._named = self._held.named(self.program)
         self._detached = {n for n in names if n.partition(".")[0] not in ("model", "undo")} - self._named.keys()
-        self._tracker.note(contents(self.program, None))
+        self._tracker.note(Contents(self.program, None))
 
     # -- events --------------------------------------------------------------------------------------------------------
     @property
@@ -431,7 +448,10 @@ class Life:
         return receipt
 
     def compact(self) -> None:
-        """Write all live tensors to one commit, and remove the earlier ones; pinned steps stay. Raises: FileError."""
+        """Write all live tensors to one commit, and remove the earlier ones; pinned steps stay. Raises: FileError.
+
+        Commits of steps do it where superseded bytes exceed live ones; only this call is an event of the log.
+        """
         self.commit()
         self.log.add("compaction", self.age, compact(self.store))
         self.commit()
@@ -531,6 +551,20 @@ class Life:
         program.readonly = True
         return program
 
+    def replay(self, onto: Program, *, step: int | None = None) -> tuple[Entry, ...]:
+        """Apply the edits of this life to another program; return its new journal entries.
+
+        A program that is trained on the same data, and gets the edits of each step after that step, ends with the same
+        weights. Values come from the store; it has those of edits that can still be undone.
+
+        Args:
+            onto: such as the program at birth, trained beside.
+            step: only the edits that were made after this step, and before the next; by default all at once.
+        Raises: ReplayConflict for an edit that does not fit, or a value that is no longer stored.
+        """
+        self._writer.wait()
+        return replay_life(self, onto, step, self._added)
+
     def snapshot(self, directory: StrPath, **options: Any) -> Path:
         """Save the program to a directory, which needs no life to be opened; see `Program.save`."""
         return self.program.save(directory, **options)
@@ -549,8 +583,6 @@ class Life:
                 self._writer.wait()
                 if self.lag and self.training.whole:
                     self.commit()
-            elif self._writer.compactions and not self._writer.busy:  # the last commit compacted the store
-                self.commit()
         finally:
             self._writer.close()
             self._lock.release()

@@ -87,7 +87,9 @@ class Event:
     facts: Mapping[str, Any]
 
     def __str__(self) -> str:
-        facts = ", ".join(f"{k} {str(v)[:24]}" for k, v in self.facts.items() if isinstance(v, str | int | float))
+        shown = {k: f"{v:.4g}" if isinstance(v, float) else str(v)[:24] for k, v in self.facts.items()
+                 if isinstance(v, str | int | float) and v != ""}  # fmt: skip
+        facts = ", ".join(f"{name} {text}" for name, text in shown.items())
         return f"{self.step:>8}  {self.time[:19]}  {self.kind:<14} {facts}"[:160]
 
 

@@ -56,7 +56,7 @@ def life_lines(log: LifeLog) -> list[LifeLine]:
 
 
 def curves(log: LifeLog, running: Figures | None) -> dict[str, list[tuple[float, float]]]:
-    """Return each figure as (step, value) pairs: those of all segments, `running` included."""
+    """Return each figure as (step, value) pairs, the loss first: those of all segments, `running` included."""
     found: dict[str, list[tuple[float, float]]] = {}
     rows = [p for e in log.of("segment_end") for p in e.facts.get("curve", {}).get("points", [])]
     for row in [*rows, *([] if running is None or running.ended else running.curve.points)]:
@@ -65,7 +65,7 @@ def curves(log: LifeLog, running: Figures | None) -> dict[str, list[tuple[float,
         for name, value in values.items():
             if isinstance(value, int | float) and isfinite(value):
                 found.setdefault(name, []).append((step, value))
-    return found
+    return dict(sorted(found.items(), key=lambda row: (row[0] != "loss", row[0])))
 
 
 def draw(log: LifeLog, title: str, age: int, running: Figures | None) -> str:

@@ -19,14 +19,17 @@ from graphwright.errors import NonFinite, UsageError
 from graphwright.files import flat_bytes
 from graphwright.lifecycle.contents import plain
 from graphwright.lifecycle.figures import Figures
+from graphwright.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from graphwright.optim.optimizer import Optimizer
 
 if TYPE_CHECKING:
     from graphwright.lifecycle.life import Life
-    from graphwright.optim.checkpoint import HasState
     from graphwright.optim.training_step import CompiledStep
     from graphwright.program import Program
     from graphwright.program.editing.transaction import Transaction
+
+Schedule = LRScheduler | ReduceLROnPlateau
+"""A learning-rate schedule, which a segment advances after each update; the latter by the loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +68,16 @@ class Segment:
         life: the life.
         train: the compiled step.
         figures: totals, and the curve of the loss.
+        schedule: a learning-rate schedule, or None.
         contract: what a training must share to resume this one.
         whole: False while a step runs, and after one that failed.
     """
 
     def __init__(
         self, life: Life, train: CompiledStep, figures: Figures, contract: Mapping[str, Any], data: Any,
-        scheduler: HasState | None, generator: Generator,
+        scheduler: Schedule | None, generator: Generator,
     ) -> None:  # fmt: skip
+        self.schedule = scheduler
         self.life, self.train, self.figures, self.contract = life, train, figures, contract
         self.whole = True
         loader = data if hasattr(data, "state_dict") and hasattr(data, "load_state_dict") else None
@@ -94,7 +99,7 @@ class Segment:
         return self.figures.steps
 
     def step(self, batch: Mapping[str, Any] | Sequence[Any], care: Controller | None = None) -> float:
-        """Train on one batch, apply what `care` proposes as one edit, and commit what changed; return the loss.
+        """Train on one batch, advance the schedule, apply what `care` proposes as one edit, and commit; return loss.
 
         If a commit cannot be written, as on a full disk, the training continues; `life.lag` and `life.reason` say so,
         and a later commit has everything.
@@ -113,6 +118,10 @@ class Segment:
             raise NonFinite("the loss is not finite", where=f"step {life.age + 1} of {life.name}", got=loss,
                             fix=f"open the life again: its last commit is step {life.store.last.step}")  # fmt: skip
         life.age += 1
+        if isinstance(self.schedule, ReduceLROnPlateau):
+            self.schedule.step(loss)
+        elif self.schedule is not None:
+            self.schedule.step()
         proposals = [] if care is None else list(care.propose(self))
         measure = getattr(care, "figures", None)
         values = {} if measure is None else dict(measure())
@@ -180,7 +189,7 @@ class Segment:
                     x.apply(e)
                     e.annotate(x.name, event=x.event, step=life.age, reason=x.reason, **x.facts)
             link = {"entry": p.journal[-1].seq, "hash": p.journal[-1].hash}
-            life._logged = len(p.journal)
+            life._take_edits()
         for x in proposals:
             own = link if x in made else {}
             life.log.add(x.event, life.age, {**x.facts, "name": x.name, "reason": x.reason, **own})

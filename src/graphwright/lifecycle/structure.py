@@ -18,6 +18,7 @@ from graphwright.files import JsonError, blake2b_128, parse_json
 from graphwright.lifecycle.contents import Digests
 from graphwright.lifecycle.errors import CommitDamaged
 from graphwright.lifecycle.moments import HeldMoments, read_moments
+from graphwright.lifecycle.replay import Added
 from graphwright.lifecycle.store import JOURNAL, STRUCTURE, Commit, Fold, Home, Store
 from graphwright.optim.optimizer import Optimizer
 from graphwright.program.editing.undo_storage import Packer
@@ -42,12 +43,14 @@ class Structure:
         key: what it depends on; while this is equal, the structure is.
         digest, text: the content of its file.
         arrays: digest -> array of undo data.
+        added: digests of the values with which edits that can be undone added weights.
     """
 
     key: object
     digest: str
     text: str
     arrays: Mapping[str, NDArray]
+    added: frozenset[str]
 
 
 def structure_key(p: Program, generator: str | None) -> object:
@@ -92,7 +95,9 @@ def structure_of(
     }
     text = json.dumps(body, separators=(",", ":"), allow_nan=False)
     digests.keep(packer.arrays.values())
-    return Structure(structure_key(p, generator), blake2b_128(text.encode()), text, packer.arrays)
+    entries = [e for e in (*p.history.undoable, *p.history.redoable) if e.undo is not None]
+    values = frozenset(weight.digest for weight in Added.by(entries))
+    return Structure(structure_key(p, generator), blake2b_128(text.encode()), text, packer.arrays, values)
 
 
 def _moments(variable: Variable, optimizer: object, held: HeldMoments) -> tuple[str, dict[str, NDArray]]:

@@ -1,20 +1,23 @@
 """Writes commits, in the calling thread or in one of its own.
 
-One commit is in flight at a time. A commit that comes meanwhile is skipped: what it would write is still marked as
-changed, so that the next one writes it, with the values of its own step. So is the content of a commit that failed.
+One commit is in flight at a time, and in a thread they take a bounded share of the time. A commit that comes meanwhile
+is skipped: what it would write is still marked as changed, so that the next one writes it, with the values of its own
+step. So is the content of a commit that failed.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from threading import Condition, Thread
-from typing import Any
+from time import perf_counter, thread_time
 
 from graphwright.lifecycle import compaction
 from graphwright.lifecycle.commit import Commit
 from graphwright.lifecycle.store import Batch, Store
 
+SHARE = 0.05
+"""Largest share of the time that commits of a thread take; the interpreter's lock delays the training by about twice
+that, since both threads wait for it."""
 _log = logging.getLogger("graphwright.lifecycle")
 
 
@@ -25,32 +28,39 @@ class Writer:
         store: the store; while `busy`, only the writer reads or changes it.
         failed: names of the tensors of commits that could not be written, until `take_failed`.
         error: why the last commit could not be written; None if it was.
-        compactions: figures of the compactions since `take_compactions`.
     """
 
     def __init__(self, store: Store, *, asynchronous: bool = False) -> None:
         self.store, self.asynchronous = store, asynchronous
         self.failed: set[str] = set()
         self.error: OSError | None = None
-        self.compactions: list[dict[str, Any]] = []
         self._batch: Batch | None = None
         self._bug: BaseException | None = None
         self._changed = Condition()
         self._thread: Thread | None = None
         self._closed = False
+        self._began = self._taken = self._next = 0.0  # seconds
 
     @property
     def busy(self) -> bool:
         """Whether a commit is in flight."""
         return self._batch is not None
 
-    def submit(self, batch: Batch) -> Commit | None:
-        """Write a commit; return it, or None if it is in flight. Raises: OSError if this thread writes and fails."""
+    @property
+    def ready(self) -> bool:
+        """Whether the commit of a step can be written now."""
+        return not self.busy and perf_counter() >= self._next
+
+    def submit(self, batch: Batch, began: float) -> Commit | None:
+        """Write a commit, on which work began at a `perf_counter`; return it, or None if it is in flight.
+
+        Raises: OSError if this thread writes and fails.
+        """
         if not self.asynchronous:
             return self._write(batch)
         with self._changed:
             assert self._batch is None, "one commit is in flight at a time"
-            self._batch = batch
+            self._batch, self._began, self._taken = batch, began, perf_counter() - began
             if self._thread is None:
                 self._thread = Thread(target=self._run, name="graphwright-life", daemon=True)
                 self._thread.start()
@@ -77,11 +87,6 @@ class Writer:
         failed, self.failed = self.failed, set()
         return failed
 
-    def take_compactions(self) -> list[Mapping[str, Any]]:
-        """Return `compactions`, and empty it."""
-        found, self.compactions = self.compactions, []
-        return list(found)
-
     def check(self) -> None:
         """Raise what the writer's thread raised, other than OSError."""
         if self._bug is not None:
@@ -89,7 +94,7 @@ class Writer:
             raise bug
 
     def _write(self, batch: Batch) -> Commit:
-        base, before = compaction.due(self.store, batch), (len(self.store.commits), self.store.nbytes)
+        base = compaction.due(self.store, batch)
         try:
             made = self.store.write(batch, base=base)
         except BaseException as error:
@@ -101,7 +106,7 @@ class Writer:
             raise
         self.error = None
         if base and made.record.base:
-            self.compactions.append(compaction.cleared(self.store, *before))
+            self.store.forget(made.number)
         return made
 
     def _run(self) -> None:
@@ -111,12 +116,14 @@ class Writer:
                 if self._batch is None:
                     return
                 batch = self._batch
+            before = thread_time()
             try:
                 self._write(batch)
             except OSError:
                 pass  # noted in `error`
             except BaseException as bug:  # raised in the thread of the training, by its next commit
                 self._bug = bug
+            self._next = self._began + (self._taken + thread_time() - before) / SHARE
             with self._changed:
                 self._batch = None
                 self._changed.notify_all()

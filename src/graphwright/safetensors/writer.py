@@ -29,8 +29,10 @@ from graphwright.files import (
     sweep_files,
 )
 from graphwright.safetensors.errors import HeaderError
-from graphwright.safetensors.header import BITS, Header, TensorInfo, build_header, parse_header
+from graphwright.safetensors.header import BITS, Header, TensorInfo, build_header
 from graphwright.safetensors.reader import INDEX_SUFFIX, Checkpoint, TensorFile
+
+_SMALL = 1 << 16  # bytes, below which chunks are joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +116,35 @@ def write_planned(path: StrPath, items: Sequence[TensorData], start: bytes, *, d
     """Write a safetensors file atomically, given its first bytes from `plan_header`; raises as `write_tensors`."""
     with AtomicFile(path, durable=durable) as file:
         file.write(start)
-        for item in items:
-            written = sum(file.write(flat_bytes(chunk)) for chunk in item.chunks())
-            if written != item.size:
-                raise HeaderError("size", item.key, where=path, expected=f"{item.size} bytes", got=f"{written} bytes")
+        for buffer in _joined(_payload(items, path)):
+            file.write(buffer)
+
+
+def _payload(items: Sequence[TensorData], path: StrPath) -> Iterator[memoryview]:
+    """Yield the bytes of tensors in order. Raises: HeaderError if a tensor has another number of bytes."""
+    for item in items:
+        written = 0
+        for chunk in map(flat_bytes, item.chunks()):
+            yield chunk
+            written += chunk.nbytes
+        if written != item.size:
+            raise HeaderError("size", item.key, where=path, expected=f"{item.size} bytes", got=f"{written} bytes")
+
+
+def _joined(chunks: Iterable[memoryview]) -> Iterator[Buffer]:
+    """Yield the same bytes with small chunks joined: of many small tensors, system calls would take the most time."""
+    small = bytearray()
+    for chunk in chunks:
+        large = len(chunk) >= _SMALL
+        if not large:
+            small += chunk
+        if small and (large or len(small) >= _SMALL):
+            yield small
+            small = bytearray()
+        if large:
+            yield chunk
+    if small:
+        yield small
 
 
 def with_format(metadata: Mapping[str, str]) -> dict[str, str]:
@@ -132,8 +159,9 @@ def plan_header(items: Sequence[TensorData], metadata: Mapping[str, str]) -> tup
         size = item.size
         infos.append(TensorInfo(item.key, item.tag, item.shape, at, at + size))
         at += size
-    start = build_header(infos, with_format(metadata))
-    return start, parse_header(start[8:], at)
+    metadata = with_format(metadata)
+    start = build_header(infos, metadata)  # has read it again
+    return start, Header(tuple(infos), metadata, len(start))
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,8 @@ class PayloadFinder:
     """Finds arrays of journal entries: in the entry's undo data, else by digest in `payloads` and other undo data."""
 
     def __init__(self, entries: Sequence[Entry], payloads: Mapping[str, NDArray]) -> None:
-        self._entries, self._known = entries, dict(payloads)
+        self._entries, self._payloads = entries, payloads
+        self._known: dict[str, NDArray] = {}
         self._searched = False
 
     def find(self, entry: Entry, i: int, named: Mapping[str, Any]) -> NDArray:
@@ -165,7 +166,9 @@ class PayloadFinder:
         for array in own:
             if (digest is None and len(own) == 1) or array_digest(array) == digest:
                 return array
-        if digest not in self._known and not self._searched:
+        if digest is not None and digest in self._payloads:
+            return self._payloads[digest]
+        if not self._searched:
             self._searched = True
             for undo in (e.undo for e in self._entries if e.undo is not None):
                 self._known = {**{array_digest(a): a for a in undo.arrays()}, **self._known}
