@@ -210,7 +210,7 @@ def heads(
             calls[f"{length} tokens, share {share:g}"] = lambda run=run, given=given: run(given)
         dense = gw.compile(nn.MultiHeadAttention(dim, count, head_dim=size, seed=0).forward)
         peer, inputs = Dense(dim, count, size), torch.from_numpy(x)
-        calls[f"{length} tokens, dense"] = lambda dense=dense, x=gw.tensor(x): dense(x)
+        calls[f"{length} tokens, dense"] = lambda dense=dense, x=x: dense(x)
         calls[f"{length} tokens, torch sdpa"] = lambda peer=peer, inputs=inputs: peer(inputs)
         taken = rounds(calls, n=7)
         add_rounds(figure, {name: samples for name, samples in taken.items() if name != "A/A"})
