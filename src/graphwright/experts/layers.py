@@ -71,7 +71,7 @@ class DynSMHA(Module):
         if shared < 0 or head_dim < 2 or head_dim % 2:
             expected, got = "shared >= 0, head_dim even and >= 2", f"shared {shared}, head_dim {head_dim}"
             raise UsageError("invalid heads", expected=expected, got=got)
-        self.theta, self.router = theta, ThresholdRouter(dim, heads, k0, kappa, null=null)
+        self.theta, self.k0, self.router = theta, k0, ThresholdRouter(dim, heads, k0, kappa, null=null)
         made = (name and f"{name}heads.{e}." for e in range(heads))
         self.heads = [Head(dim, head_dim, router=self.router, name=label, seed=seed) for label in made]
         rope = None if theta is None else RotaryEmbedding(head_dim, theta)
@@ -93,7 +93,8 @@ class DynSMHA(Module):
         positions = arange(x.shape[1])[None] if positions is None else positions
         r = self.route(call("flatten", x, start=0, end=1), None if valid is None else valid.reshape(-1))
         operands = [t for head in self.heads for t in head.operands()]
-        y = call("routed_attention", x, *r.runs, r.weights, positions, *operands, theta=self.theta)
+        how = {"theta": self.theta, "expected": float(self.k0)}
+        y = call("routed_attention", x, *r.runs, r.weights, positions, *operands, **how)
         return y if self.shared is None else call("junction", self.shared(x, positions=positions, key_mask=valid), y)
 
 

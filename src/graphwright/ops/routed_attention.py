@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import log, sqrt
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from graphwright.array.formulas.experts import (
     FIRST_ENTRY,
     FIRST_HEAD,
     HEAD_WIDTH,
+    Choice,
 )
 from graphwright.array.spec import Dim, Spec
 from graphwright.errors import DTypeError, ShapeError, UsageError
@@ -26,11 +27,30 @@ from graphwright.ops.axes import Atom, AxesUse, chain
 from graphwright.ops.call import as_dtype, call
 from graphwright.ops.emit import TorchModule, literal
 from graphwright.ops.experts import at_pairs, token_weights
-from graphwright.ops.registry import Cost, Row, Saves, Traits, op
+from graphwright.ops.registry import Algorithms, Cost, Row, Saves, Traits, op
 from graphwright.ops.rules import Backward, equal_dim, floating, one_dtype
-from graphwright.settings import Positive
+from graphwright.settings import NotNegative, Positive
 
-_ATTRS = {"theta": Attr(Positive | None, None)}
+_THETA = {"theta": Attr(Positive | None, None)}
+_ATTRS = {**_THETA, "expected": Attr(NotNegative, 0.0), "algorithm": Attr(Literal["auto", "sorted", "dense"], "auto")}
+_DENSE_FROM = 1.0
+"""The share of heads that a token uses on average from which `dense` is faster."""
+
+
+def _chosen(ins: Sequence[Spec], heads: int, attrs: Mapping[str, Any]) -> Choice:
+    """Return the algorithm for operands x, offsets, ... of so many heads."""
+    if attrs["algorithm"] != "auto":
+        return Choice(attrs["algorithm"], "as asked for")
+    if not attrs["expected"]:
+        return Choice("sorted", "the number of heads that a token uses is not known")
+    share = attrs["expected"] / heads
+    return Choice("dense" if share >= _DENSE_FROM else "sorted", f"a token uses {share:.0%} of the heads")
+
+
+def _algorithms(first: int) -> Algorithms:
+    """Return the algorithms of an op whose operand x is at `first`."""
+    choose = lambda ins, attrs: _chosen(ins[first:], (len(ins) - first - FIRST_HEAD) // HEAD_WIDTH, attrs)
+    return Algorithms("experts", ("sorted", "dense"), choose, expands=("dense",))
 
 
 def _check(x: Spec, runs: Sequence[Spec], positions: Spec, heads: Sequence[Spec], names: str = "qkvo") -> None:
@@ -173,16 +193,19 @@ class RoutedAttention(Row):
     entries i and i + d/2 of q and k are rotated by position · theta^(-2i/d). A query sees keys of its own sequence and
     head alone, itself included, so work grows with the squares of the heads' numbers of tokens. Computed in float32 or
     wider.
+
+    Algorithms: `sorted` packs the tokens of each head; `dense`, the expansion, masks the scores of all tokens. "auto"
+    is `dense` where a token is `expected` (mean number, 0: unknown) to use nearly all heads.
     """
 
-    arity, attrs = (FIRST_HEAD + HEAD_WIDTH, None), _ATTRS
+    arity, attrs, algorithms = (FIRST_HEAD + HEAD_WIDTH, None), _ATTRS, _algorithms(0)
     saves = Saves(every=True)
     traits = Traits(amp="low", fixed=(1, 2, 3, 4, 5), contiguous=tuple(range(FIRST_HEAD)), routed_heads=True)
     emit, torch_module = _emit, TorchModule("RoutedHeads", _module_args, grouped=True, run=True)
     groups = lambda attrs: (FIRST_HEAD, HEAD_WIDTH)
     sample = _sample
 
-    def infer(x, offsets, rows, pairs, weights, positions, *heads, theta):
+    def infer(x, offsets, rows, pairs, weights, positions, *heads, **attrs):
         floating(weights)
         _check(x, (offsets, rows, pairs), positions, heads)
         return x
@@ -235,7 +258,8 @@ class RoutedAttentionBackward(Backward):
     Queries, keys and shares of attention are computed again. A head without tokens gets zeros.
     """
 
-    arity, attrs = (FIRST_HEAD + HEAD_WIDTH + 1, None), {**_ATTRS, "wanted": Attr(tuple[StaticSize, ...])}
+    arity, algorithms = (FIRST_HEAD + HEAD_WIDTH + 1, None), _algorithms(1)
+    attrs = {**_ATTRS, "wanted": Attr(tuple[StaticSize, ...])}
     vjp, traits = (
         None,
         Traits(
@@ -245,8 +269,8 @@ class RoutedAttentionBackward(Backward):
     )  # fmt: skip
     why = {"vjp": "opaque: where a gradient may be needed the expansion runs"}
 
-    def infer(g, *ins, wanted, theta):
-        RoutedAttention.infer(*ins, theta=theta)
+    def infer(g, *ins, wanted, **attrs):
+        RoutedAttention.infer(*ins)
         one_dtype(ins[0], g)
         if g.shape != ins[0].shape or any(not 0 <= i < len(ins) or not ins[i].dtype.is_float for i in wanted):
             raise ShapeError("invalid gradients of routed_attention", expected=f"g {ins[0]}", got=f"{g}, {wanted}")
@@ -309,7 +333,7 @@ class RoutedEntries(_Cached):
     1 for the heads that have the token; entries of the other heads are 0. Computed in float32 or wider.
     """
 
-    arity, attrs, results = (FIRST_ENTRY + ENTRY_WIDTH, None), _ATTRS, ("keys", "values")
+    arity, attrs, results = (FIRST_ENTRY + ENTRY_WIDTH, None), _THETA, ("keys", "values")
     traits = Traits(amp="low", fixed=(1, 2, 3, 4), contiguous=tuple(range(FIRST_ENTRY)))
     groups = lambda attrs: (FIRST_ENTRY, ENTRY_WIDTH)
 
@@ -340,7 +364,7 @@ class RoutedAttentionCached(_Cached):
     sequence (length -1) gives 0.
     """
 
-    arity, attrs = (FIRST_CACHED + CACHED_WIDTH, None), _ATTRS
+    arity, attrs = (FIRST_CACHED + CACHED_WIDTH, None), _THETA
     traits = Traits(amp="low", fixed=(1, 2, 3, 4, 5, 6, 7, 8, 9), contiguous=tuple(range(FIRST_CACHED)))
     groups = lambda attrs: (FIRST_CACHED, CACHED_WIDTH)
 

@@ -3,8 +3,8 @@
 An op is two instructions. EXPERT_RUNS, followed by a table, checks the runs of tokens and clears the results; then
 workers share chunks of the pairs of a token and an expert. A worker claims the next chunk; for each of its experts it
 gathers the tokens (a tile) and multiplies them, in work of its own. What chunks add to the same numbers, they add in
-order: a worker waits for its turn. So the results do not depend on the number of threads. Small tiles and weights in
-bfloat16 are multiplied by the products of stored weights of `products.py`, in which no weight is packed.
+order: a worker waits for its turn. So the results do not depend on the number of threads. Chunks of at most `GATHERED`
+pairs, and weights in bfloat16, are multiplied by the products of stored weights of `products.py`.
 
 A worker's words: 1 rows of code back to EXPERT_RUNS, and those of `WORKERS`.
 The words of EXPERT_RUNS: 1 rows of the table after it, 2 opcode of the workers. The words of the table: 0 tokens N,
@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.array.formulas.experts import KINDS, LIMIT, SLOPE
+from graphwright.array.formulas.experts import GATHERED, KINDS, LIMIT, SLOPE
 from graphwright.array.vm import vector as vec
-from graphwright.array.vm.code import BYTES, EXPERT_CELLS, EXPERT_COUNTERS, EXPERT_TABLE, FEW, STRIPS, ZEROS, Code
+from graphwright.array.vm.code import BYTES, EXPERT_CELLS, EXPERT_COUNTERS, EXPERT_TABLE, STRIPS, ZEROS, Code
 from graphwright.array.vm.elementwise import F, cell, loop
 from graphwright.array.vm.math import formulas, native, tanh
 from graphwright.array.vm.products import gemm, many_bf16, rows_bf16, rows_f32
@@ -35,8 +35,6 @@ from graphwright.array.vm.sharing import LOOKS, fetch_add, nap, read, write
 _MLP, _OAI = KINDS.index("mlp"), KINDS.index("oai")
 _GATE, _UP, _DOWN = 2, 8, 14  # words of an expert where those of its matrices begin
 _LIMIT, _SLOPE = F(LIMIT), F(SLOPE)
-LITTLE = 8
-"""The most tokens of a tile for which no weight is packed."""
 
 
 @loop(Code.DISPATCH)
@@ -233,18 +231,25 @@ def _dot(x: Any, y: Any, width: Any) -> Any:
 
 
 @native
-def _linear(x: Any, columns: Any, matrix: Any, out: Any, width: Any, m: Any, scratch: Any) -> None:
-    """out [m, width] = x [m, columns]·Wᵀ + b, for the matrix whose words begin at address `matrix`."""
+def _linear(x: Any, columns: Any, matrix: Any, out: Any, width: Any, m: Any, few: Any, scratch: Any) -> None:
+    """out [m, width] = x [m, columns]·Wᵀ + b, for the matrix whose words begin at address `matrix`.
+
+    The bits of a row do not depend on the other rows, so that a token does not see which experts other tokens choose.
+    """
     w, by_row, by_column, bias = cell(matrix, 0), cell(matrix, 1), cell(matrix, 2), cell(matrix, 3)
-    if by_column == 2:  # bfloat16
-        if m <= FEW and 4 * m * (columns + 31) <= STRIPS - ZEROS:
-            rows_bf16(w, width, columns, bias, x, 4 * columns, out, 4 * width, m, scratch)
-        else:
-            many_bf16(w, width, columns, bias, x, 4 * columns, out, 4 * width, m, scratch)
-    elif m <= LITTLE and by_column == 4 and by_row == 4 * columns:
-        rows_f32(w, width, columns, bias, x, 4 * columns, out, 4 * width, m, scratch)
+    stored, step = by_column == 2, 4 * columns  # bfloat16
+    if stored and few and 4 * (columns + 31) <= STRIPS - ZEROS:
+        for i in range(m):
+            rows_bf16(w, width, columns, 0, x + i * step, step, out + 4 * width * i, 4 * width, 1, scratch)
+    elif stored:
+        many_bf16(w, width, columns, 0, x, step, out, 4 * width, m, scratch)
+    elif few and by_column == 4 and by_row == step:
+        for i in range(m):
+            rows_f32(w, width, columns, 0, x + i * step, step, out + 4 * width * i, 4 * width, 1, scratch)
     else:
-        gemm(x, 4 * columns, 4, w, by_column, by_row, out, 4 * width, m, width, columns, bias, 0, scratch)
+        gemm(x, step, 4, w, by_column, by_row, out, 4 * width, m, width, columns, 0, 0, scratch)
+    for i in range(m if bias else 0):
+        _add_at(out + 4 * width * i, bias, width, F(1.0))
 
 
 @native
@@ -261,11 +266,12 @@ def _hidden(table: Any, expert: Any, m: Any, work: Any, scratch: Any) -> None:
     """Compute a, v, s = act(a) (oai: the sigmoid) and the hidden layer h of the m gathered tokens."""
     c, kind, act, inner = cell(table, 1), cell(table, 4), cell(table, 5), vec.load_i64(expert)
     x, _, _, a, v, s, h, _ = work
-    _linear(x, c, expert + 8 * _UP, v, inner, m, scratch)
+    few = cell(table, 2) <= GATHERED
+    _linear(x, c, expert + 8 * _UP, v, inner, m, few, scratch)
     if kind == _MLP:
         a = v
     else:
-        _linear(x, c, expert + 8 * _GATE, a, inner, m, scratch)
+        _linear(x, c, expert + 8 * _GATE, a, inner, m, few, scratch)
     count = m * inner
     for i in range(0, count, 16):
         mask = vec.first(count - i)
@@ -307,7 +313,7 @@ def experts(row: Any, scratch: Any) -> None:
                 _gathered(x, rows + 8 * first, m, c, given)
                 _hidden(table, expert, m, work, scratch)
                 to = made + 4 * c * (first - begin)
-                _linear(h, cell(expert, 0), expert + 8 * _DOWN, to, c, m, scratch)
+                _linear(h, cell(expert, 0), expert + 8 * _DOWN, to, c, m, cell(table, 2) <= GATHERED, scratch)
             e += 1
         _await(table, turn, number)
         for i in range(begin, end):
@@ -481,7 +487,7 @@ def _probe_tile(table: Any, e: Any, first: Any, m: Any, work: Any, scratch: Any)
     _gathered(x, rows, m, c, given)
     _gathered(g, rows, m, c, back)
     _hidden(table, expert, m, work, scratch)
-    _linear(h, inner, down, made, c, m, scratch)
+    _linear(h, inner, down, made, c, m, cell(table, 2) <= GATHERED, scratch)
     _before(back, c, down, t, inner, m, 0, scratch)
     for i in range(m):
         pair, line, hidden = vec.load_i64(pairs + 8 * i), back + 4 * c * i, h + 4 * inner * i

@@ -168,7 +168,7 @@ def _entries(new: Program, p: Program, node: NodeId, operands: list[Value]) -> l
     if traits(p.op(node)).attention:
         return operands[1:3]
     name = f"cache.{p.path(node)}.entries"
-    made = add_op(new, "routed_entries", entry_operands(operands), p.attrs(node), name)
+    made = add_op(new, "routed_entries", entry_operands(operands), {"theta": p.attrs(node)["theta"]}, name)
     return [Value(made, 0), Value(made, 1)]
 
 
@@ -178,7 +178,9 @@ def _routed(
 ) -> Value:  # fmt: skip
     """Add the attention of routed heads over the cache; `table` are the blocks and lengths of the sequences."""
     before, heads = query_operands(operands)
-    return Value(add_op(new, "routed_attention_cached", [*before, *cached, *table, *heads], attrs, path))
+    return Value(
+        add_op(new, "routed_attention_cached", [*before, *cached, *table, *heads], {"theta": attrs["theta"]}, path)
+    )
 
 
 def _one_block_each(new: Program, path: str, x: Value, length: Value) -> tuple[Value, Value]:

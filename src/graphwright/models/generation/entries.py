@@ -51,7 +51,7 @@ def entry_specs(p: Program, node: NodeId) -> tuple[Spec, Spec]:
     keys, *rest = (p.spec(v) for v in sources(p, node))
     if traits(p.op(node)).attention:
         return keys, rest[0]
-    made = get("routed_entries").specs([keys, *rest], p.attrs(node), p.path(node))
+    made = get("routed_entries").specs([keys, *rest], {"theta": p.attrs(node)["theta"]}, p.path(node))
     return made[0], made[1]
 
 
