@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from dynamic import EXPERTS, HEADS, dynamic_model, some_ids
@@ -203,3 +205,14 @@ def test_experts_beside_routed_heads_are_those_of_the_text(whole: gw.Model) -> N
     run = whole.run(some_ids(1, 20)[0])
     assert np.asarray(run.value("layers.1.moe.router.mask")).shape == (20, EXPERTS)
     assert whole.inspect().kv_bytes_per_token == 2 * 4 * (4 * HEADS + HEADS + 4 * HEADS + 2 * 4)
+
+
+@pytest.mark.parametrize("kind", ["static", "paged"])
+@pytest.mark.usefixtures("sim")
+def test_caches_on_a_device_decode_as_on_the_host(kind: Any, whole: gw.Model) -> None:
+    ids = some_ids(1, 14)
+    cache: Any = whole.new_cache(32, kind=kind, device="sim")
+    s = cache if kind == "static" else cache.sequence()
+    near(whole.prefill(s, ids[:, :10])[0], whole.logits(ids[0, :10])[-1])
+    for t in range(10, 14):
+        near(s.step(ids[:, t : t + 1]).to_numpy()[0, 0], whole.logits(ids[0, : t + 1])[-1])
