@@ -238,6 +238,50 @@ def test_a_head_without_tokens_gives_0_and_gets_gradients_of_0():
     assert not any(grad_of(p).numpy().any() for p in m.heads[2].parameters())
 
 
+def composed(m: ex.DynSMHA, x: np.ndarray) -> np.ndarray:
+    """One attention per sequence, with matrices of its own for each token."""
+    r = m.route(gw.tensor(x.reshape(-1, C)))
+    w = r.weights.numpy().reshape(*x.shape[:2], -1)
+    q, k, v, o = (np.stack([head.operands()[i].numpy() for head in m.heads]) for i in range(4))
+    made = np.zeros_like(x)
+    angle = np.arange(x.shape[1])[:, None] * 10000.0 ** (-np.arange(D // 2) / (D // 2))
+    turn = np.exp(1j * angle) if m.theta else np.ones_like(angle) + 0j
+    for b, tokens in enumerate(x):
+        each = [np.einsum("te,edc,tc->td", w[b], matrices, tokens) for matrices in (q, k, v)]
+        pairs = [(t[:, : D // 2] + 1j * t[:, D // 2 :]) * turn for t in each[:2]]
+        for i in range(len(tokens)):
+            scores = (pairs[0][i] * pairs[1][: i + 1].conj()).sum(-1).real / D**0.5
+            share = np.exp(scores - scores.max())
+            made[b, i] = np.einsum("e,ecd,d->c", w[b, i], o, share / share.sum() @ each[2][: i + 1])
+    return made
+
+
+@pytest.mark.parametrize("options", [{}, {"theta": None, "null": True}])
+def test_composed_heads_are_one_head_with_matrices_of_each_token(options):
+    m, x = smha(mode="composed", shared=0, **options), normal(B, T, C)
+    with no_grad():
+        np.testing.assert_allclose(m(gw.tensor(x)).numpy(), composed(m, x), rtol=0, atol=1e-6)
+        valid = np.arange(T)[None] >= np.array([[0], [3]])
+        padded = m(gw.tensor(x), gw.tensor(valid)).numpy()
+    np.testing.assert_allclose(padded[1, 3:], composed(m, x[1:, 3:])[0], rtol=0, atol=1e-6)
+    assert not padded[1, :3].any()
+    m(gw.tensor(x)).square().sum().backward()
+    assert all(grad_of(p).numpy().any() for p in m.heads[0].parameters())
+
+
+def test_composed_heads_are_cut_as_if_they_were_dead():
+    m, x = smha(mode="composed"), normal(1, T, C)
+    p = gw.trace(m, gw.tensor(x))
+    with p.edit("off") as e:
+        ex.set_alive(e, "", [3], alive=False)
+    dead = np.asarray(p.run({"x": x})["out"])
+    p.undo()
+    with p.edit("cut") as e:
+        e.cut_units(p.axes()["router.units"].units([3]))
+    np.testing.assert_allclose(np.asarray(p.run({"x": x})["out"]), dead, rtol=0, atol=1e-9)
+    assert not any(key.startswith("heads.3.") for key in p.weights)
+
+
 # -- blocks ------------------------------------------------------------------------------------------------------------
 class Two(nn.Module):
     def __init__(self, **options: Any) -> None:
@@ -369,7 +413,7 @@ def test_wide_experts_warn_once():
     assert ex.DynMoE(8, 128, 4, 2).experts[0].up.weight.shape == (128, 8)
 
 
-@pytest.mark.parametrize("wrong", [{"head_dim": 3}, {"head_dim": 0}, {"shared": -1}, {"k0": 9}])
+@pytest.mark.parametrize("wrong", [{"head_dim": 3}, {"head_dim": 0}, {"shared": -1}, {"k0": 9}, {"mode": "soft"}])
 def test_invalid_heads_are_refused(wrong):
     with pytest.raises(UsageError, match="invalid"):
         ex.DynSMHA(**{"dim": 8, "heads": 4, "head_dim": 4, "k0": 2, **wrong})

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from graphwright.autograd import Parameter, Tensor, arange
 from graphwright.errors import UsageError
 from graphwright.experts.routers import NotAMixture, threshold_routers
+from graphwright.nn.functional import attention
 from graphwright.nn.layers import Linear, RMSNorm
 from graphwright.nn.module import Module
 from graphwright.nn.moe import MoE
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 LARGE_EXPERT = 128
 """Hidden width above which the experts of `DynMoE` are not the many small ones that it is for."""
+Mode = Literal["sparse", "composed"]
+"""How a token uses the heads that it chooses: each attends over its own tokens, or their matrices are added."""
 OPEN = -20.0
 """Parameter of a threshold that every cosine is above: tanh gives -1."""
 
@@ -56,25 +60,33 @@ class DynSMHA(Module):
     is causal by position in the sequence, and rotates q and k by it. Its results are weighted as those of experts.
     `shared` dense causal heads are always on, so that all tokens stay connected.
 
+    In mode `composed`, a variant, the heads that a token chooses do not attend: their matrices are added to those of
+    one causal head that all tokens have. With weights w, q_n = Σ_e w_ne Q_e x_n, likewise k and v, and the result is
+    Σ_e w_ne O_e a_n for the attention a. All projections of all tokens are computed.
+
     Args:
         dim, heads, head_dim: size of a token, number of routed heads, even size of a head.
         k0: mean number of heads per token that calibration aims at.
         shared: number of dense heads, of the same size; may be 0.
         theta: base of the rotary frequencies; None for no positions.
+        mode: `sparse`, or `composed`.
         null, kappa: of the router.
     """
 
     def __init__(
         self, dim: int, heads: int, head_dim: int, k0: float, shared: int = 1, *, theta: float | None = 10000.0,
-        null: bool = False, kappa: float = 10.0, name: str = "", seed: int | None = None,
+        mode: Mode = "sparse", null: bool = False, kappa: float = 10.0, name: str = "", seed: int | None = None,
     ) -> None:  # fmt: skip
         if shared < 0 or head_dim < 2 or head_dim % 2:
             expected, got = "shared >= 0, head_dim even and >= 2", f"shared {shared}, head_dim {head_dim}"
             raise UsageError("invalid heads", expected=expected, got=got)
+        if mode not in get_args(Mode):
+            raise UsageError("invalid mode of routed heads", expected=" or ".join(get_args(Mode)), got=mode)
         self.theta, self.k0, self.router = theta, k0, ThresholdRouter(dim, heads, k0, kappa, null=null)
         made = (name and f"{name}heads.{e}." for e in range(heads))
         self.heads = [Head(dim, head_dim, router=self.router, name=label, seed=seed) for label in made]
         rope = None if theta is None else RotaryEmbedding(head_dim, theta)
+        self.mode, self.rope = mode, rope if mode == "composed" else None
         label = name and f"{name}shared."
         self.shared = (
             MultiHeadAttention(dim, shared, head_dim=head_dim, rope=rope, name=label, seed=seed) if shared else None
@@ -92,10 +104,35 @@ class DynSMHA(Module):
         """
         positions = arange(x.shape[1])[None] if positions is None else positions
         r = self.route(call("flatten", x, start=0, end=1), None if valid is None else valid.reshape(-1))
-        operands = [t for head in self.heads for t in head.operands()]
-        how = {"theta": self.theta, "expected": float(self.k0)}
-        y = call("routed_attention", x, *r.runs, r.weights, positions, *operands, **how)
+        if self.mode == "composed":
+            y = self._composed(x, r.weights.to(x.dtype), valid, positions)
+        else:
+            operands = [t for head in self.heads for t in head.operands()]
+            how = {"theta": self.theta, "expected": float(self.k0)}
+            y = call("routed_attention", x, *r.runs, r.weights, positions, *operands, **how)
         return y if self.shared is None else call("junction", self.shared(x, positions=positions, key_mask=valid), y)
+
+    def _composed(self, x: Tensor, weights: Tensor, valid: Tensor | None, positions: Tensor) -> Tensor:
+        """Attend by one head, whose matrices are sums of those of the heads, by the weights [B·T, E] of each token."""
+        shares = weights.unsqueeze(-1)
+
+        def mixed(t: Tensor, matrices: Sequence[Parameter]) -> Tensor:
+            """Map t [B·T, in] by each matrix, and sum the results by the weights: [B·T, out]."""
+            stacked = call("stack", *matrices)
+            made = call("linear", t, call("flatten", stacked, start=0, end=1))
+            return (call("unflatten", made, axis=1, sizes=stacked.shape[:2]) * shares).sum(axis=1)
+
+        def parted(t: Tensor) -> Tensor:
+            return call("unflatten", t, axis=0, sizes=x.shape[:2])
+
+        flat = call("flatten", x, start=0, end=1)
+        *inner, outer = zip(*(head.operands() for head in self.heads), strict=True)
+        q, k, v = (parted(mixed(flat, m)).unsqueeze(1) for m in inner)
+        if self.rope is not None:
+            cos, sin = self.rope(positions)
+            q, k = (self.rope.rotate(t, cos, sin) for t in (q, k))
+        a = attention(q, k, v, key_mask=valid, causal=True).squeeze(1)
+        return parted(mixed(call("flatten", a, start=0, end=1), outer))
 
 
 class DynMoE(MoE):
@@ -123,7 +160,7 @@ class DynONN(Module):
     """A block both of whose halves are routed by token: h = x + DynSMHA(norm1 x), out = h + DynMoE(norm2 h).
 
     Args:
-        dim, heads, head_dim, shared, theta: of the attention, see `DynSMHA`.
+        dim, heads, head_dim, shared, theta, mode: of the attention, see `DynSMHA`.
         experts, hidden, kind, act: of the experts, see `DynMoE`.
         k0: mean number of heads, and of experts, per token.
         null, kappa: of both routers.
@@ -131,13 +168,13 @@ class DynONN(Module):
 
     def __init__(
         self, dim: int, heads: int, head_dim: int, experts: int, hidden: int, k0: float, shared: int = 1, *,
-        theta: float | None = 10000.0, null: bool = False, kappa: float = 10.0, kind: str = "gated", act: str = "silu",
-        name: str = "", seed: int | None = None,
+        theta: float | None = 10000.0, mode: Mode = "sparse", null: bool = False, kappa: float = 10.0,
+        kind: str = "gated", act: str = "silu", name: str = "", seed: int | None = None,
     ) -> None:  # fmt: skip
         routing: dict[str, Any] = {"null": null, "kappa": kappa, "seed": seed}
         self.norm1, self.norm2 = RMSNorm(dim), RMSNorm(dim)
         label = name and f"{name}attn."
-        self.attn = DynSMHA(dim, heads, head_dim, k0, shared, theta=theta, name=label, **routing)
+        self.attn = DynSMHA(dim, heads, head_dim, k0, shared, theta=theta, mode=mode, name=label, **routing)
         self.moe = DynMoE(dim, hidden, experts, k0, kind=kind, act=act, name=name and f"{name}moe.", **routing)
 
     def forward(self, x: Tensor, valid: Tensor | None = None, *, positions: Tensor | None = None) -> Tensor:

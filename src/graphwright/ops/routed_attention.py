@@ -334,7 +334,7 @@ class RoutedEntries(_Cached):
     """
 
     arity, attrs, results = (FIRST_ENTRY + ENTRY_WIDTH, None), _THETA, ("keys", "values")
-    traits = Traits(amp="low", fixed=(1, 2, 3, 4), contiguous=tuple(range(FIRST_ENTRY)))
+    traits = Traits(fixed=(1, 2, 3, 4), contiguous=tuple(range(FIRST_ENTRY)))
     groups = lambda attrs: (FIRST_ENTRY, ENTRY_WIDTH)
 
     def infer(x, offsets, rows, pairs, positions, *heads, theta):
@@ -365,7 +365,7 @@ class RoutedAttentionCached(_Cached):
     """
 
     arity, attrs = (FIRST_CACHED + CACHED_WIDTH, None), _THETA
-    traits = Traits(amp="low", fixed=(1, 2, 3, 4, 5, 6, 7, 8, 9), contiguous=tuple(range(FIRST_CACHED)))
+    traits = Traits(fixed=tuple(range(1, FIRST_CACHED)), contiguous=tuple(range(FIRST_CACHED)))
     groups = lambda attrs: (FIRST_CACHED, CACHED_WIDTH)
 
     def infer(x, offsets, rows, pairs, weights, positions, keys, values, table, lengths, *heads, theta):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from dynamic import EXPERTS, HEADS, dynamic_model, some_ids
@@ -33,7 +35,9 @@ def cached_sets(sequence: gw.models.CachedSequence) -> list[np.ndarray]:
     return [sequence.gather(ATTENTIONS[2 * i])[0][0, :, -HEADS:] == 1 for i in range(2)]
 
 
-@pytest.mark.parametrize("options", [{"null": True}, {"theta": None, "shared": 0}, {"k0": 1, "shared": 2}])
+@pytest.mark.parametrize(
+    "options", [{"null": True}, {"theta": None, "shared": 0}, {"k0": 1, "shared": 2}, {"mode": "composed"}]
+)
 def test_token_by_token_is_prefill_with_the_same_heads(options: dict) -> None:
     m, ids = dynamic_model(**options), some_ids(2, 32)
     wanted = m.logits(ids)
@@ -43,12 +47,14 @@ def test_token_by_token_is_prefill_with_the_same_heads(options: dict) -> None:
     for t in range(12, 32):
         near(static.step(ids[:, t : t + 1]).to_numpy()[:, 0], wanted[:, t])
         near(paged.step(ids[:1, t : t + 1]).to_numpy()[0, 0], wanted[0, t])
+    flat = m.new_cache(40, block=3).sequence()
+    near(m.prefill(flat, ids[0], chunk=7)[0], wanted[0, -1])
+    if options.get("mode") == "composed":  # an `sdpa` as any other
+        return
     found, chosen = cached_sets(paged), sets(m, ids[0])
     for a, b in zip(found, chosen, strict=True):
         np.testing.assert_array_equal(a, b)
         assert 0.1 < b.mean() < 0.7
-    flat = m.new_cache(40, block=3).sequence()
-    near(m.prefill(flat, ids[0], chunk=7)[0], wanted[0, -1])
 
 
 def test_forks_truncation_and_snapshots(whole: gw.Model) -> None:
@@ -199,3 +205,14 @@ def test_experts_beside_routed_heads_are_those_of_the_text(whole: gw.Model) -> N
     run = whole.run(some_ids(1, 20)[0])
     assert np.asarray(run.value("layers.1.moe.router.mask")).shape == (20, EXPERTS)
     assert whole.inspect().kv_bytes_per_token == 2 * 4 * (4 * HEADS + HEADS + 4 * HEADS + 2 * 4)
+
+
+@pytest.mark.parametrize("kind", ["static", "paged"])
+@pytest.mark.usefixtures("sim")
+def test_caches_on_a_device_decode_as_on_the_host(kind: Any, whole: gw.Model) -> None:
+    ids = some_ids(1, 14)
+    cache: Any = whole.new_cache(32, kind=kind, device="sim")
+    s = cache if kind == "static" else cache.sequence()
+    near(whole.prefill(s, ids[:, :10])[0], whole.logits(ids[0, :10])[-1])
+    for t in range(10, 14):
+        near(s.step(ids[:, t : t + 1]).to_numpy()[0, 0], whole.logits(ids[0, : t + 1])[-1])
