@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from bonsai import X, Y, everything, loader, loss, train
 
@@ -13,6 +14,7 @@ import graphwright as gw
 from graphwright import lifecycle as lf
 from graphwright import nn, optim
 from graphwright.amp import GradScaler
+from graphwright.autograd import Parameter
 from graphwright.lifecycle.contents import Contents, payload
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -101,3 +103,25 @@ def test_a_step_advances_the_schedule_before_its_commit(tmp_path):
     step, schedule = KINDS["cosine"](life.program)
     life.resume(step, loader(), scheduler=schedule)
     assert step.optimizer.lr == optimizer.lr < 1e-2
+
+
+class Averaged(nn.Module):
+    """A parameter that the program assigns, and that no gradient reaches."""
+
+    def __init__(self) -> None:
+        self.last, self.mean = nn.Linear(8, 3), Parameter(np.zeros(8, np.float32))
+
+    def forward(self, x: gw.Tensor) -> gw.Tensor:
+        self.mean.assign(self.mean * 0.9 + x.mean(0) * 0.1)
+        return self.last(x)
+
+
+def test_a_parameter_that_the_program_assigns_is_written_without_an_update(tmp_path):
+    life = lf.birth(gw.trace(Averaged(), gw.tensor(X[:8])), tmp_path / "life", name="x")
+    train_, _ = compiled(life.program, optim.AdamW(life.program, 1e-2))
+    run = life.segment(train_)
+    for _ in range(3):
+        run.step([X[:8], Y[:8]])
+        assert {"model.mean", "model.last.weight"} <= life.store.last.infos.keys()
+    assert "optimizer.adamw.mean.m" not in life.store.last.infos
+    life.commit(verify=True)
