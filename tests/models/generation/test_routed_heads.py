@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dynamic import EXPERTS, HEADS, dynamic_model, some_ids
+from dynamic import EXPERTS, FIELDS, HEADS, Decoder, dynamic_model, some_ids
 
 import graphwright as gw
+from graphwright.autograd import Tensor
+from graphwright.errors import UsageError
 from graphwright.models import StaleCache
 from graphwright.models.generation.cached_program import fingerprints, with_padding
+from graphwright.models.open import config_from, create
 
 ATTENTIONS = [f"layers.{i}.attn.{name}" for i in range(2) for name in ("routed_attention", "shared.sdpa")]
 
@@ -216,3 +219,17 @@ def test_caches_on_a_device_decode_as_on_the_host(kind: Any, whole: gw.Model) ->
     near(whole.prefill(s, ids[:, :10])[0], whole.logits(ids[0, :10])[-1])
     for t in range(10, 14):
         near(s.step(ids[:, t : t + 1]).to_numpy()[0, 0], whole.logits(ids[0, : t + 1])[-1])
+
+
+def test_a_program_that_counts_positions_itself_has_no_cache() -> None:
+    class Own(Decoder):
+        def forward(self, ids: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+            x = self.embed(ids)
+            for layer in self.layers:
+                x = layer(x)
+            return {"logits": self.lm_head(self.norm(x))}
+
+    p = gw.trace(Own(), some_ids(2, 9), sizes={"ids": ("B", "T")})
+    model = create(config_from(FIELDS)).with_program(p)
+    with pytest.raises(UsageError, match="counts positions itself"):
+        model.generate(some_ids(1, 4), max_new_tokens=2)

@@ -21,6 +21,7 @@ from graphwright.models.generation.entries import (
     RUNS,
     attentions,
     check_cacheable,
+    check_positions,
     entry_operands,
     query_operands,
     sources,
@@ -80,6 +81,7 @@ def derive(p: Program, capacity: Dim, last_only: bool) -> Derived:
     the logits of the last position, so that the head runs on one row, and token ids sampled from them. Raises:
     UsageError for an attention that is not causal or has a mask, because its keys cannot be cached.
     """
+    check_positions(p)
     states = {LENGTH: Spec((), int64)}
 
     def attention(new: Program, node: NodeId, operands: list[Value]) -> Value:
@@ -116,6 +118,7 @@ def derive_paged(p: Program, blocks: int, block: int, last_only: bool, kind: DTy
     captured step reads them at fixed addresses. With `last_only` the program returns only the logits of the last
     position, and ids sampled from them. `kind` is the dtype of the entries, by default that of the activations.
     """
+    check_positions(p)
     states: dict[str, Spec] = {}
 
     def start(new: Program) -> None:

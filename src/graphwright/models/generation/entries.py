@@ -65,3 +65,17 @@ def check_cacheable(p: Program, node: NodeId) -> None:
                          where=p.path(node), expected="causal=True, optional=()",
                          got=f"causal={attrs['causal']}, optional={attrs['optional']}",
                          fix="use model.logits, which needs no cache")  # fmt: skip
+
+
+def check_positions(p: Program) -> None:
+    """Raise UsageError if a program numbers the tokens of a run itself, since a run of a cache begins later than 0."""
+    if "ids" not in p.input_names():
+        return
+    length, needed = p.spec(p.value("ids")).shape[-1:], p.reachable([*p.outputs(), *p.assigns()])
+    for node in p.nodes():
+        spec = p.spec(node) if node in needed and traits(p.op(node)).valueless else None
+        if spec is not None and spec.dtype.kind == "int" and spec.shape == length:
+            raise UsageError("this program cannot be cached: it counts positions itself, from 0 in each run",
+                             where=p.path(node), expected="an input `positions` that attention reads",
+                             got=f"inputs {', '.join(p.input_names())}",
+                             fix="trace the model with positions as an input, or use model.logits")  # fmt: skip
