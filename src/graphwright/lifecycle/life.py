@@ -605,7 +605,7 @@ def birth(
         directory: a directory that does not exist or is empty; its parent exists.
         name: name of the life.
         seed: seed of the training, for the record.
-        asynchronous: write the commits of steps in a thread.
+        asynchronous: write the commits of steps in a thread, spaced so that they take about a tenth of the time.
         durable: `power` fsyncs every commit; `process` survives the death of the process only.
     Raises: LifeExists; UnwritableTarget; UsageError.
     """
