@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -172,10 +172,3 @@ class Digests:
         """Forget all arrays but these."""
         kept = {id(array) for array in arrays}
         self._known = {number: pair for number, pair in self._known.items() if number in kept}
-
-
-def plain(value: Any) -> Any:
-    """Return a JSON value with lists for tuples."""
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    return [plain(v) for v in value] if isinstance(value, list | tuple) else value

@@ -24,6 +24,7 @@ from graphwright.graph.chain import GENESIS
 from graphwright.lifecycle.branches import Merged, make_fork, merge
 from graphwright.lifecycle.compaction import compact
 from graphwright.lifecycle.contents import Contents, Digests, Tracker, payload
+from graphwright.lifecycle.contract import check_contract, contract_of
 from graphwright.lifecycle.errors import CommitDamaged, LifeBusy, LifeExists, ResumeMismatch
 from graphwright.lifecycle.figures import Figures
 from graphwright.lifecycle.identity import Identity
@@ -31,7 +32,7 @@ from graphwright.lifecycle.log import LifeLog
 from graphwright.lifecycle.moments import HeldMoments, give_moments, split
 from graphwright.lifecycle.picture import draw
 from graphwright.lifecycle.replay import Added, replay_life
-from graphwright.lifecycle.segment import Schedule, Segment, contract_of, default_generator, key_of
+from graphwright.lifecycle.segment import Schedule, Segment, default_generator, key_of
 from graphwright.lifecycle.store import LOCK, LOG, Batch, Commit, Payload, Store
 from graphwright.lifecycle.structure import MappedFiles, Restored, Structure, restore, structure_key, structure_of
 from graphwright.lifecycle.verify import Divergence, Verified, divergence, verify
@@ -284,7 +285,7 @@ class Life:
         self.commit()  # edits since the life was opened
         then = self._facts["contract"]
         now = contract_of(train, data, scheduler, str(then.get("objective", "")) if objective is None else objective)
-        self._check_contract(then, now)
+        check_contract(then, now, self.folder)
         generator = rng or default_generator()
         run = Segment(self, train, Figures.from_json(self._facts["segment"]), then, data, scheduler, generator)
         self._check_names(train)
@@ -319,21 +320,6 @@ class Life:
         if train.source is not self.program:
             raise ResumeMismatch("the step trains another program", where=self.name, got=train.source.name,
                                  fix="compile_step(life.program, ...)")  # fmt: skip
-
-    def _check_contract(self, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        def flat(value: Any, path: str) -> dict[str, Any]:
-            if isinstance(value, Mapping) and value:
-                return {k: v for name, part in value.items() for k, v in flat(part, f"{path}.{name}").items()}
-            return {path.lstrip("."): value}
-
-        old, new = flat(then, ""), flat(now, "")
-        wrong = [f"{n}: expected {old.get(n)}, got {new.get(n)}" for n in dict.fromkeys((*old, *new))
-                 if old.get(n) != new.get(n)]  # fmt: skip
-        if wrong:
-            what = "the training differs from the one that the life would resume:\n  " + "\n  ".join(wrong[:20])
-            raise ResumeMismatch(
-                what, where=self.folder, fix="use the same options and data, or begin a life.segment(...)"
-            )
 
     def _check_names(self, train: CompiledStep) -> None:
         """Check that a step has the variables that the life has of its training; new parameters have none yet."""
@@ -605,7 +591,7 @@ def birth(
         directory: a directory that does not exist or is empty; its parent exists.
         name: name of the life.
         seed: seed of the training, for the record.
-        asynchronous: write the commits of steps in a thread.
+        asynchronous: write the commits of steps in a thread, spaced so that they take about a tenth of the time.
         durable: `power` fsyncs every commit; `process` survives the death of the process only.
     Raises: LifeExists; UnwritableTarget; UsageError.
     """

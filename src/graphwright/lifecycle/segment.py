@@ -1,13 +1,9 @@
-"""A segment: one training of a life, step by step, with a commit after each step.
-
-What a training must share to be resumed is its contract: optimizer and options, options of the step, and the data.
-"""
+"""A segment: one training of a life, step by step, with a commit after each step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from math import isfinite
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,11 +12,8 @@ import numpy as np
 
 from graphwright.autograd.random import Generator, rng
 from graphwright.errors import NonFinite, UsageError
-from graphwright.files import flat_bytes
-from graphwright.lifecycle.contents import plain
 from graphwright.lifecycle.figures import Figures
 from graphwright.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from graphwright.optim.optimizer import Optimizer
 
 if TYPE_CHECKING:
     from graphwright.lifecycle.life import Life
@@ -193,42 +186,6 @@ class Segment:
         for x in proposals:
             own = link if x in made else {}
             life.log.add(x.event, life.age, {**x.facts, "name": x.name, "reason": x.reason, **own})
-
-
-def contract_of(train: CompiledStep, data: Any, scheduler: object, objective: str) -> dict[str, Any]:
-    """Return what a training must share to resume one with these arguments, as JSON values."""
-    optimizer, groups = train.optimizer, []
-    if isinstance(optimizer, Optimizer):
-        groups = [{n: v for n, v in group.options.items() if n != "lr"} for group in optimizer.param_groups]
-    return plain({
-        "optimizer": {"class": type(optimizer).__name__, "low": getattr(optimizer, "low", None), "groups": groups},
-        "step": train.options(),
-        "scheduler": None if scheduler is None else type(scheduler).__name__,
-        "data": data_facts(data),
-        "objective": objective,
-    })  # fmt: skip
-
-
-def data_facts(data: Any) -> dict[str, Any]:
-    """Return name, digest and number of items of data; a mapping is taken as these facts themselves.
-
-    The digest is that of the arrays of a dataset; None where they are not known.
-    """
-    if data is None:
-        return {}
-    if isinstance(data, Mapping):
-        return dict(data)
-    dataset = getattr(data, "dataset", data)
-    arrays = dataset if isinstance(dataset, np.ndarray) else getattr(dataset, "arrays", None)
-    arrays = [arrays] if isinstance(arrays, np.ndarray) else arrays
-    digest = None
-    if isinstance(arrays, list | tuple) and all(isinstance(a, np.ndarray) and a.dtype != object for a in arrays):
-        state = blake2b(digest_size=16)
-        for array in arrays:
-            state.update(f"{array.dtype.str}{array.shape}".encode() + flat_bytes(np.ascontiguousarray(array)))
-        digest = state.hexdigest()
-    items = len(dataset) if hasattr(dataset, "__len__") else None
-    return {"name": type(dataset).__name__, "digest": digest, "items": items}
 
 
 def key_of(p: Program, generator: Generator) -> str | None:
