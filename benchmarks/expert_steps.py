@@ -148,11 +148,11 @@ def _timed(call: Callable[[], object], repeats: int) -> float:
     return float(np.median(taken))
 
 
-def lazy(touched: Sequence[int] = (1, 4, 16, 64)) -> Figure:
+def lazy(touched: Sequence[int] = (4, 16, 64)) -> Figure:
     """Steps of AdamW with a lazy optimizer, when tokens choose only some of the experts."""
     figure = Figure(
         "Training step, few experts touched",
-        f"{EXPERTS} experts {DIM} -> {HIDDEN} -> {DIM}, k = 1 or {K}, {TOKENS} tokens, AdamW",
+        f"{EXPERTS} experts {DIM} -> {HIDDEN} -> {DIM}, k = {K}, {TOKENS} tokens, AdamW",
     )
     for count in touched:
         calls: dict[str, Callable[[], object]] = {}
@@ -192,9 +192,7 @@ def _prefer(program: gw.Program, count: int) -> None:
         e.set_weight("mlp.router.weight", _rows(count))
 
 
-def heads(
-    lengths: Sequence[int] = (512, 1024, 2048), shares: Sequence[float] = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
-) -> Figure:
+def heads(lengths: Sequence[int] = (128, 512, 2048), shares: Sequence[float] = (1 / 16, 1 / 8, 1 / 4, 1 / 2)) -> Figure:
     """Forward of heads that tokens choose, beside `sdpa` with as many heads that all tokens use."""
     dim, count, size = 256, 16, 32
     figure = Figure("Heads that tokens choose", f"{count} heads of {size}, width {dim}, one sequence, f32, forward")
@@ -206,11 +204,12 @@ def heads(
             program = gw.trace(layer, x)
             name = program.path(program.inputs()[0])
             ex.calibrate(program, {name: x}, k0=share * count)
-            run, given = program.compile({name: x}), {name: x}
-            calls[f"{length} tokens, share {share:g}"] = lambda run=run, given=given: run(given)
+            for algorithm in ("sorted", "dense"):
+                run, given = program.compile({name: x}, experts=algorithm), {name: x}
+                calls[f"{length} tokens, share {share:g}, {algorithm}"] = lambda run=run, given=given: run(given)
         dense = gw.compile(nn.MultiHeadAttention(dim, count, head_dim=size, seed=0).forward)
         peer, inputs = Dense(dim, count, size), torch.from_numpy(x)
-        calls[f"{length} tokens, dense"] = lambda dense=dense, x=x: dense(x)
+        calls[f"{length} tokens, all heads in one layer"] = lambda dense=dense, x=x: dense(x)
         calls[f"{length} tokens, torch sdpa"] = lambda peer=peer, inputs=inputs: peer(inputs)
         taken = rounds(calls, n=7)
         add_rounds(figure, {name: samples for name, samples in taken.items() if name != "A/A"})

@@ -33,8 +33,8 @@ from graphwright.settings import NotNegative, Positive
 
 _THETA = {"theta": Attr(Positive | None, None)}
 _ATTRS = {**_THETA, "expected": Attr(NotNegative, 0.0), "algorithm": Attr(Literal["auto", "sorted", "dense"], "auto")}
-_DENSE_FROM = 1.0
-"""The share of heads that a token uses on average from which `dense` is faster."""
+SHORT = 128
+"""Tokens of a sequence up to which `dense` is as fast if all heads are used (`python -m benchmarks expert_steps:heads`)."""
 
 
 def _chosen(ins: Sequence[Spec], heads: int, attrs: Mapping[str, Any]) -> Choice:
@@ -43,8 +43,9 @@ def _chosen(ins: Sequence[Spec], heads: int, attrs: Mapping[str, Any]) -> Choice
         return Choice(attrs["algorithm"], "as asked for")
     if not attrs["expected"]:
         return Choice("sorted", "the number of heads that a token uses is not known")
-    share = attrs["expected"] / heads
-    return Choice("dense" if share >= _DENSE_FROM else "sorted", f"a token uses {share:.0%} of the heads")
+    share, length = attrs["expected"] / heads, ins[0].shape[1]
+    dense = share >= 1 and isinstance(length, int) and length <= SHORT
+    return Choice("dense" if dense else "sorted", f"a token uses {share:.0%} of the heads, of {length} tokens")
 
 
 def _algorithms(first: int) -> Algorithms:
@@ -195,7 +196,7 @@ class RoutedAttention(Row):
     wider.
 
     Algorithms: `sorted` packs the tokens of each head; `dense`, the expansion, masks the scores of all tokens. "auto"
-    is `dense` where a token is `expected` (mean number, 0: unknown) to use nearly all heads.
+    is `dense` for short sequences whose tokens are `expected` (mean number, 0: unknown) to use all heads.
     """
 
     arity, attrs, algorithms = (FIRST_HEAD + HEAD_WIDTH, None), _ATTRS, _algorithms(0)
