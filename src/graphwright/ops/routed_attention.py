@@ -34,7 +34,7 @@ from graphwright.settings import NotNegative, Positive
 _THETA = {"theta": Attr(Positive | None, None)}
 _ATTRS = {**_THETA, "expected": Attr(NotNegative, 0.0), "algorithm": Attr(Literal["auto", "sorted", "dense"], "auto")}
 SHORT = 128
-"""Tokens of a sequence up to which `dense` is as fast if all heads are used (`python -m benchmarks expert_steps:heads`)."""
+"""Length up to which `dense` is as fast, if all heads are used; see `benchmarks expert_steps:heads`."""
 
 
 def _chosen(ins: Sequence[Spec], heads: int, attrs: Mapping[str, Any]) -> Choice:

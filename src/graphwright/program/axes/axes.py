@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -291,10 +292,10 @@ def _grouped(p: Program, solution: AxisSolution) -> Axes:
                 if key is not None and key not in GATE_KEYS and (atom.size not in (0, 1) or atom in counted):
                     found[atom] = None
     reads: Counter[tuple[NodeId, int, Atom]] = Counter()
+    operands = cache(p.operands)  # a mixture has many, and sums over many axes
     for atom, about in solution.notes.items():
         for node, ends in about.summed:
-            operands = p.operands(node)
-            weights = [(origin(p, operands[port]), dim) for port, dim in ends]
+            weights = [(origin(p, operands(node)[port]), dim) for port, dim in ends]
             reads.update((weight, dim, atom) for weight, dim in weights if weight is not None)
     made.summed |= {use: count == made.readers(use[0]) for use, count in reads.items()}
     plain = {atom: _group(made, (atom,)) for atom in found}
