@@ -17,6 +17,7 @@ from graphwright.errors import UsageError
 from graphwright.experts.routers import threshold_routers
 from graphwright.graph import StaleHandle
 from graphwright.optim import Adam
+from graphwright.program.editing.proposal import Proposal
 from graphwright.program.editing.replay import replay
 from graphwright.program.program import Program
 from graphwright.testing.shift import Run, Stream, objective
@@ -174,7 +175,7 @@ def test_between_decisions_nothing_is_proposed_and_upkeep_replaces_one():
 
 
 # -- a new expert ------------------------------------------------------------------------------------------------------
-def reborn(covered: bool = False) -> tuple[Run, dict[int, dict[str, np.ndarray]], ex.Change]:
+def reborn(covered: bool = False) -> tuple[Run, dict[int, dict[str, np.ndarray]], Proposal]:
     """A run of which expert 2 was replaced; `covered`: expert 0 has all tokens, so that others share theirs with it."""
     r = run(ex.Regeneration(**QUIET))
     if covered:

@@ -11,7 +11,7 @@ from graphwright.experts.integrity import integrity
 from graphwright.experts.layers import DynMoE, DynONN, DynSMHA, Head, to_dense
 from graphwright.experts.observed import ObservedLayer, ThresholdLayer, TopKLayer, observe
 from graphwright.experts.prune import FewerExperts, merge_similar, prune
-from graphwright.experts.regeneration import Change, NoRouter, Regeneration, Signals
+from graphwright.experts.regeneration import NoRouter, Regeneration, Signals
 from graphwright.experts.routed import NotAMixture, RoutedLayer, routed_layer, routed_layers
 from graphwright.experts.routers import RouterNodes, threshold_routers
 from graphwright.experts.scores import ExpertScores, scores
@@ -26,7 +26,6 @@ __all__ = [
     "AllDead",
     "Calibrated",
     "CalibratedLayer",
-    "Change",
     "DenseMlp",
     "DynMoE",
     "DynONN",

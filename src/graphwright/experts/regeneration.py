@@ -27,6 +27,7 @@ from graphwright.graph import NodeId
 from graphwright.ops import call
 from graphwright.optim import StepTerm, StepView
 from graphwright.program import Program
+from graphwright.program.editing.proposal import Proposal, apply_proposals
 from graphwright.program.op_graph import Ref
 from graphwright.report import table
 from graphwright.settings import AtLeastOne, Count, NotNegative, Positive, Seed, Settings, Share
@@ -40,33 +41,6 @@ KEPT = 256
 
 class NoRouter(UsageError):
     """A program has no threshold router, so nothing counts hits there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A change that the controller proposes, or an event that it reports.
-
-    Attributes:
-        event: expert_reborn, expert_born or alarm.
-        name: the expert, such as `layers.1.mlp.experts.7`; for an alarm the layer's router.
-        reason: text.
-        facts: figures of the decision, as JSON values.
-        make: makes the change in an open edit, and returns further facts; None for an event.
-    """
-
-    event: str
-    name: str
-    reason: str
-    facts: dict[str, Any]
-    make: Any = None
-
-    @property
-    def apply(self) -> Any:
-        """The function that makes the change in an open edit and completes the facts; None for an event."""
-        return None if self.make is None else self._apply
-
-    def _apply(self, e: Transaction) -> None:
-        self.facts.update(self.make(e))
 
 
 @dataclass(slots=True)
@@ -271,7 +245,7 @@ class Regeneration(Settings):
         return table([{k: str(v) for k, v in row.items()} for row in rows], ("number", "value", "default"))
 
     # -- decisions ---------------------------------------------------------------------------------------------------
-    def propose(self, view: Any) -> list[Change]:
+    def propose(self, view: Any) -> list[Proposal]:
         """Return the changes after a step of a compiled step with the term of `signals`; `view` has its `program`."""
         signals = self.signals()
         states = signals.own.states
@@ -279,7 +253,7 @@ class Regeneration(Settings):
         found = []
         if alarms > states["seen"].item():
             facts = {"d": states["d"].item(), "pi": states["pi"].item()}
-            found.append(Change("alarm", "integrity", "predictions fit worse than they did", facts))
+            found.append(Proposal("alarm", "integrity", "predictions fit worse than they did", facts))
             states["seen"].assign(Tensor(from_numpy(np.asarray(alarms, np.float32))))
         most = self.due(now, rho)
         if most is None:
@@ -301,22 +275,15 @@ class Regeneration(Settings):
         states = self.signals().own.states
         return {name: states[name].item() for name in ("pi", "d", "rho")}
 
-    def apply(self, program: Program) -> list[Change]:
+    def apply(self, program: Program) -> list[Proposal]:
         """Propose, and make the changes in one edit of author `lifecycle`; return all proposals."""
         found = self.propose(_Trained(program))
-        made = [x for x in found if x.apply is not None]
-        now = int(self.signals().own.states["t"].item())
-        if made:
-            kinds = ", ".join(f"{x.event} {x.name}" for x in made[:3]) + (", ..." if len(made) > 3 else "")
-            with program.edit(kinds, author="lifecycle", tool=type(self).__name__) as e:
-                for x in made:
-                    x.apply(e)
-                    e.annotate(x.name, event=x.event, step=now, reason=x.reason, **x.facts)
+        apply_proposals(program, found, type(self).__name__, int(self.signals().own.states["t"].item()))
         return found
 
     def _layer(
         self, p: Program, router: RouterNodes, state: LayerState, now: int, most: int, number: int
-    ) -> list[Change]:
+    ) -> list[Proposal]:
         alive, rate = _alive(router), state.rate.numpy()
         expected = self.k0 / max(int(alive.sum()), 1)
         born = np.array([_born(p, n) for n in _prototypes(router)])
@@ -347,7 +314,7 @@ class Regeneration(Settings):
     def _change(
         self, p: Program, router: RouterNodes, state: LayerState, i: int, event: str, rng: np.random.Generator,
         facts: dict[str, Any], now: int,
-    ) -> Change:  # fmt: skip
+    ) -> Proposal:  # fmt: skip
         used, recent = int(state.ring.numpy()[1]), state.recent.numpy()
         recent = recent[recent.any(axis=1)]
         made = newborn(self, router, i, state.unrouted.numpy()[:used], recent, rng)
@@ -355,7 +322,7 @@ class Regeneration(Settings):
         reason = "too few tokens above its threshold" if event == "expert_reborn" else "many tokens without an expert"
         measured = {name: self.signals().own.states[name].item() for name in ("rho", "d", "epsilon", "tau")}
         full = {**facts, **measured, "tokens": made.tokens, "drift": before}
-        return Change(event, _expert_path(router, i), reason, full, partial(_make, router.path, i, made, now))
+        return Proposal(event, _expert_path(router, i), reason, full, partial(_make, router.path, i, made, now))
 
     def _warn(self, rho: float, idle: bool) -> None:
         """Warn if an alarm finds no dead expert three times in a row."""
@@ -366,11 +333,10 @@ class Regeneration(Settings):
         self.made["idle"] = idles
 
 
-def _make(path: str, i: int, made: Newborn, now: int, e: Transaction) -> dict[str, Any]:
+def _make(path: str, i: int, made: Newborn, now: int, e: Transaction) -> None:
     """Replace expert `i` of a router by a newborn, and let it live; the router is looked up in the present program."""
     router = next(r for r in threshold_routers(e.program) if r.path == path)
     renew(e, router, i, made, born=now)
-    return {}
 
 
 def _tokens(router: RouterNodes) -> Ref:

@@ -21,8 +21,9 @@ from graphwright.lifecycle.identity import Identity
 from graphwright.lifecycle.life import Life, birth, open
 from graphwright.lifecycle.log import Event, LifeLog
 from graphwright.lifecycle.on_policy import EAVI, OnPolicy, ramp
-from graphwright.lifecycle.segment import Proposal, Segment
+from graphwright.lifecycle.segment import Segment
 from graphwright.lifecycle.solve_rate import SolveRate, exact_match, vote
+from graphwright.program.editing.proposal import Proposal
 
 __all__ = [
     "EAVI",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,41 +13,22 @@ from graphwright.autograd.random import Generator, rng
 from graphwright.errors import NonFinite, UsageError
 from graphwright.lifecycle.figures import Figures
 from graphwright.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from graphwright.program.editing.proposal import Proposal, apply_proposals
 
 if TYPE_CHECKING:
     from graphwright.lifecycle.life import Life
     from graphwright.optim.training_step import CompiledStep
     from graphwright.program import Program
-    from graphwright.program.editing.transaction import Transaction
 
 Schedule = LRScheduler | ReduceLROnPlateau
 """A learning-rate schedule, which a segment advances after each update; the latter by the loss."""
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """One change that a controller proposes, or an event that it reports.
-
-    Attributes:
-        event: kind of the event in the log, such as `expert_reborn` or `alarm`.
-        name: what it concerns, such as `layers.1.mlp.experts.7`; `blame(name)` lists it.
-        reason: text for the journal.
-        facts: JSON values for journal and log.
-        apply: makes the change in an open edit; None for an event without one.
-    """
-
-    event: str
-    name: str
-    reason: str = ""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    apply: Callable[[Transaction], object] | None = None
-
-
 class Controller(Protocol):
     """What `Segment.step` accepts as `care`. A method `figures()`, a dict of floats for the curve, is optional."""
 
-    def propose(self, view: Any) -> Iterable[Any]:
-        """Return objects with the attributes of `Proposal`; `view` is the segment: `program`, `train` and `age`."""
+    def propose(self, view: Any) -> Iterable[Proposal]:
+        """Return proposals; `view` is the segment: `program`, `train` and `age`."""
         ...
 
 
@@ -170,22 +150,15 @@ class Segment:
                              expected=", ".join(names), fix="pass a dict by name")  # fmt: skip
         return dict(zip(names, values, strict=True))
 
-    def _apply(self, proposals: Sequence[Any], tool: str) -> None:
-        p, life = self.life.program, self.life
-        made = [x for x in proposals if getattr(x, "apply", None) is not None]
-        link: dict[str, Any] = {}
-        if made:
-            life._log_edits()
-            kinds = ", ".join(f"{x.event} {x.name}" for x in made[:3]) + (", ..." if len(made) > 3 else "")
-            with p.edit(kinds, author="lifecycle", tool=tool) as e:
-                for x in made:
-                    x.apply(e)
-                    e.annotate(x.name, event=x.event, step=life.age, reason=x.reason, **x.facts)
-            link = {"entry": p.journal[-1].seq, "hash": p.journal[-1].hash}
+    def _apply(self, proposals: Sequence[Proposal], tool: str) -> None:
+        life = self.life
+        life._log_edits()
+        entry = apply_proposals(life.program, proposals, tool, life.age)
+        if entry is not None:
             life._take_edits()
         for x in proposals:
-            own = link if x in made else {}
-            life.log.add(x.event, life.age, {**x.facts, "name": x.name, "reason": x.reason, **own})
+            link = {} if entry is None or x.apply is None else {"entry": entry.seq, "hash": entry.hash}
+            life.log.add(x.event, life.age, {**x.facts, "name": x.name, "reason": x.reason, **link})
 
 
 def key_of(p: Program, generator: Generator) -> str | None:

@@ -14,6 +14,7 @@ from graphwright.nn import functional
 from graphwright.ops import call
 from graphwright.optim import Adam, StepTerm, StepView, compile_step
 from graphwright.program import Program, trace
+from graphwright.program.editing.proposal import Proposal
 from graphwright.testing.oracle import as_numpy
 
 CLASSES = 6
@@ -117,7 +118,7 @@ class Run:
         optimizer = Adam(self.program, lr=3e-3, lazy=True)
         self.train = compile_step(self.program, objective, optimizer, self.stream.draw(), also=also)
         self.accuracy: list[float] = []
-        self.changes: list[tuple[int, ex.Change]] = []
+        self.changes: list[tuple[int, Proposal]] = []
 
     def step(self) -> None:
         """Train on one batch, let the controller act, and note the accuracy on that batch before it."""

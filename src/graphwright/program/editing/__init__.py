@@ -1,1 +1,1 @@
-"""Editing a program: primitive edits, transactions, commit, undo, journal, replay and recipes."""
+"""Editing a program: primitive edits, transactions, commit, undo, journal, replay, recipes and proposals."""
