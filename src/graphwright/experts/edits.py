@@ -51,8 +51,8 @@ def add(e: Transaction, layer: str, like: int | None = None, *, birth: str = "ga
         like: number of the expert whose weights and router row are copied; by default all are drawn with the standard
             deviations of those of the present experts.
         birth: "gate": its gate is 0, so that results do not change; gates of the kind `scale` are put on all
-            experts of the layer. "open": it takes tokens at once, which changes results. "closed": not alive, for
-            routers that know dead experts.
+            experts of the layer. A gate at 0 gets no gradient: it opens when it is set. "open": it takes tokens at
+            once, which changes results. "closed": not alive, for routers that know dead experts.
         seed: seed of the random numbers.
     Raises: NotAMixture; UsageError, for "closed" if the router has no `alive`.
     """

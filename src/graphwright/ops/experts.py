@@ -15,6 +15,7 @@ from graphwright.array.dtype import bool_, float32, int64
 from graphwright.array.formulas.experts import (
     ALGORITHMS,
     FIRST,
+    IN_VM,
     LIMIT,
     SLOPE,
     Expert,
@@ -100,10 +101,6 @@ class Dispatch(Row):
         pairs = product(*choice)
         u.result_ranges[1], u.result_ranges[2] = choice[0], pairs
         return [(chain(Atom(1), experts),), (pairs,), (pairs,)]
-
-
-IN_VM = frozenset({"sorted", "gather"})
-"""The algorithms of which the VM has code."""
 
 
 def _narrow(ins: Sequence[Spec], attrs: Mapping[str, Any]) -> list[int]:

@@ -61,6 +61,8 @@ def chunk_size(pairs: int, low: bool, algorithm: str) -> int:
 
 ALGORITHMS = ("sorted", "dense", "gather", "reference")
 """Values of the attribute `algorithm` other than "auto"."""
+IN_VM = frozenset({"sorted", "gather"})
+"""The algorithms of which the VM has code."""
 
 
 class Choice(NamedTuple):
@@ -86,7 +88,7 @@ def algorithm_of(x: Any, rows: Any, matrices: Sequence[Any], attrs: Mapping[str,
     if attrs["algorithm"] != "auto":
         return Choice(attrs["algorithm"], "as asked for")
     pairs, experts = rows.shape[0], len(matrices) // group_width(attrs)
-    if not str(x.dtype).endswith("float32"):
+    if not str(x.dtype).endswith("float32"):  # torch puts its own name before
         return Choice("sorted", f"the fastest in {x.dtype}")
     if pairs <= FEW_PAIRS and pairs <= FEW_EACH * experts:
         return Choice("gather", f"the fastest for {pairs} pairs and {experts} experts")

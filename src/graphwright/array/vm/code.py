@@ -63,7 +63,7 @@ WORKERS = frozenset({Code.EXPERTS, Code.EXPERTS_BACKWARD, Code.EXPERT_PROBE})
 """Opcodes of which several workers run the same instruction; words 2 to 4: number of the worker, nanoseconds of all
 together, how many workers may run.
 """
-EXPERT_TABLE, EXPERT_CELLS, EXPERT_COUNTERS = 24, 20, 2
+EXPERT_TABLE, EXPERT_CELLS, EXPERT_COUNTERS = 24, 19, 2
 """Mixtures: the word of the table where the experts begin, the words of each, the counters before those of experts."""
 UNIFORM, BERNOULLI, DROPOUT = range(3)
 """Kinds of NOISE instructions."""

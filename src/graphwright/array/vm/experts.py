@@ -14,7 +14,7 @@ result, the gradient of x (0: not wanted) or the gain of each entry of the weigh
 gradient of the weights (0: not wanted) or the surprise of each entry, 16 counters, 17 work of worker 0, 18 bytes of a
 worker's work, 19 the team or 0, 20 the largest I, 21 nanoseconds of a chunk. Counters: the next chunk, the chunk whose
 turn it is, and for each expert how many of its tiles are done. From word 24 on, `EXPERT_CELLS` words for each expert:
-I, an unused one, then for gate, up and down six words: address of the matrix (0: no gate), bytes per row and per
+I, then for gate, up and down six words: address of the matrix (0: no gate), bytes per row and per
 column, address of its bias (0: none), and the addresses of the gradients of both (0: not wanted).
 """
 
@@ -33,7 +33,7 @@ from graphwright.array.vm.products import gemm, many_bf16, rows_bf16, rows_f32
 from graphwright.array.vm.sharing import LOOKS, fetch_add, nap, read, write
 
 _MLP, _OAI = KINDS.index("mlp"), KINDS.index("oai")
-_GATE, _UP, _DOWN = 2, 8, 14  # words of an expert where those of its matrices begin
+_GATE, _UP, _DOWN = 1, 7, 13  # words of an expert where those of its matrices begin
 _LIMIT, _SLOPE = F(LIMIT), F(SLOPE)
 
 

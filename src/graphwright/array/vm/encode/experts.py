@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import prod
 
 from graphwright.array.dtype import bfloat16, bool_, float32, int64
-from graphwright.array.formulas.experts import ACTS, FIRST, KINDS, Expert, algorithm_of, chunk_size, experts_of
+from graphwright.array.formulas.experts import ACTS, FIRST, IN_VM, KINDS, Expert, algorithm_of, chunk_size, experts_of
 from graphwright.array.vm.code import EXPERT_COUNTERS, EXPERT_TABLE, Code
 from graphwright.array.vm.encode import operands as vm
 from graphwright.array.vm.encode.share import SPLIT_FROM
@@ -14,8 +14,6 @@ from graphwright.array.vm.encode.share import SPLIT_FROM
 _TILE_ROWS, _HIDDEN_ROWS = 3, 5
 """Work of a worker for each pair of a chunk: rows of width C, then rows of the largest I."""
 _MOST_WORKERS = 8
-_ALGORITHMS = ("sorted", "gather")
-"""The algorithms that the VM has."""
 _MOST_CHOSEN = 64
 """The largest k for which inserting into a sorted list is faster than a sort."""
 
@@ -97,11 +95,11 @@ def _encoded(
         return None
     if any(m.dtype not in kinds for m in matrices):
         return None
-    if algorithm_of(x, rows, matrices, attrs).algorithm not in _ALGORITHMS:
+    if algorithm_of(x, rows, matrices, attrs).algorithm not in IN_VM:
         return None
     (buffer, counters), (chunk, inner) = work, _size(x, rows, matrices, attrs)
     experts, slots = experts_of(matrices, attrs), experts_of(range(len(matrices)), attrs)
-    entries = pairs.size if marks is None and weights is None else next(t.size for t in (weights, marks) if t)
+    entries = next(t.size for t in (weights, marks, pairs) if t is not None)
     how = (KINDS.index(attrs["kind"]), ACTS.index(attrs["act"]))
     cells = [*x.shape, chunk, len(experts), *how, rows.size, entries]
     cells += [_address(t) for t in (x, offsets, rows, pairs, weights, out, g, marks, counters, buffer)]
@@ -116,7 +114,7 @@ def _encoded(
 
 def _cells(e: Expert, slots: Expert, gradients: Mapping[int, vm.View]) -> list[int]:
     """Return the words of one expert; `slots` has the indices of its operands."""
-    cells: list[int] = [e.up.shape[0], 0]
+    cells: list[int] = [e.up.shape[0]]
     for at in range(0, len(e), 2):
         matrix, bias = e[at : at + 2]
         strides = (0, 0) if matrix is None else (matrix.dtype.itemsize * s for s in matrix.strides)
