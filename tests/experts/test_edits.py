@@ -70,6 +70,26 @@ def test_a_cut_expert_equals_a_model_made_without_it(gone):
     np.testing.assert_array_equal(logits(p), before)
 
 
+def test_an_expert_of_a_program_with_padding_is_cut():
+    rng = np.random.default_rng(0)
+    x, valid = rng.normal(size=(20, 6)), np.arange(20) % 3 > 0
+    m = gw.nn.MoE(6, 4, 5, 2, seed=0).to("float64")
+    p, given = gw.trace(m, x, valid), {"x": x, "valid": valid}
+    (name,) = ex.routed_layers(p)
+    assert (ex.routed_layer(p, name).size, ex.routed_layer(p, name).k) == (5, 2)
+
+    def cut(q: Program) -> np.ndarray:
+        with q.edit("cut") as e:
+            e.cut_units(ex.routed_layer(q, name).axis.units([1, 4]))
+        made = q.run({k: given[k] for k in q.input_names()})["out"].to_numpy()
+        q.undo()
+        return made
+
+    made = cut(p)
+    np.testing.assert_allclose(made[valid], cut(gw.trace(m, x))[valid], rtol=0, atol=1e-12)
+    assert not made[~valid].any()
+
+
 def test_a_cut_and_its_undo_keep_the_moments_of_the_others():
     p = program("float32")
     optimizer = AdamW(p, lr=1e-2)

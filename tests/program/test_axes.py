@@ -13,6 +13,7 @@ import graphwright as gw
 from axis_samples import RandomNet, agree, perceptron, run, traced
 from graphwright import nn
 from graphwright.errors import UsageError
+from graphwright.ops import call
 from graphwright.program import Builder, FrozenAxis, Program, RaggedUnit, UnknownAxis
 
 RNG = np.random.default_rng(0)
@@ -261,6 +262,29 @@ def test_cut_experts_equal_experts_without_tokens():
     np.testing.assert_allclose(run(p, {name: x})["out"], run(masked, {name: x})["out"], rtol=0, atol=1e-12)
     p.undo()
     assert p.hash() == before
+
+
+class Looked(nn.Module):
+    """A row of a table for the better of two choices by one map, or the last row for tokens that are not valid."""
+
+    def __init__(self, optional: bool) -> None:
+        self.first, self.optional, self.table = nn.Linear(3, 5), optional, nn.Embedding(5, 4)
+
+    def forward(self, x: gw.Tensor, valid: gw.Tensor) -> gw.Tensor:
+        scores = self.first(x)
+        best = call("argmax", scores, axis=-1)
+        other = call("full_like", best, value=-1) if self.optional else call("argmin", scores, axis=-1)
+        return self.table(call("where", valid, best, other))
+
+
+def test_indices_of_one_axis_or_another_couple_it_unless_they_may_be_minus_1():
+    x, valid = RNG.normal(size=(7, 3)), np.arange(7) % 3 > 0
+    p = traced(Looked(False), x, valid)
+    (member,) = p.axes().of("table.weight", 0)
+    assert member is p.axes().of("first.weight", 0)[0]
+    assert not member.frozen
+    p = traced(Looked(True), x, valid)
+    assert any("by index" in reason for reason in p.axes().of("table.weight", 0)[0].frozen)
 
 
 def test_fewer_experts_than_top_k_raises():

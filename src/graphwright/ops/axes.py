@@ -273,6 +273,17 @@ Dims = tuple[Term, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class OrNone:
+    """The range of integers that index an axis or are -1, which `dispatch` reads as no index, `index` as the last."""
+
+    axis: Term
+
+
+Range = Term | OrNone
+"""The axis that integers index."""
+
+
+@dataclass(frozen=True, slots=True)
 class AxisFact:
     """A property of a dimension that an op's `axes` function states.
 
@@ -308,7 +319,7 @@ class AxesUse:
     shapes: Sequence[tuple[Dim, ...]]  # of the results
     attrs: Mapping[str, Any]  # of the op
     stored: Sequence[bool]  # per operand, whether it is a stored weight, casts apart
-    ranges: Sequence[Term | None]  # per operand, the axis that its integers index, if known
+    ranges: Sequence[Range | None]  # per operand, the axis that its integers index, if known
     tables: Sequence[bool] = ()  # per operand, whether it is a constant of the program, which an edit can change
     dtypes: Sequence[DType] = ()  # of the operands
     notes: list[AxisFact] = field(default_factory=list)  # stated by the `axes` function, as `corrections`
@@ -316,7 +327,7 @@ class AxesUse:
     # (axis, operand) pairs: the operand's integers index the axis
     lookups: list[tuple[Term, int]] = field(default_factory=list)
     sizes: dict[str, Any] = field(default_factory=dict)  # attribute -> the term, or terms, whose size it is
-    result_ranges: dict[int, Term | None] = field(default_factory=dict)  # per result, as `ranges`
+    result_ranges: dict[int, Range | None] = field(default_factory=dict)  # per result, as `ranges`
     # (axis, first, width): unit u of the axis is the group of operands first + u·width to first + (u + 1)·width - 1
     groups: list[tuple[Atom, int, int]] = field(default_factory=list)
 
@@ -356,6 +367,15 @@ class AxesUse:
 
 
 AxesRule = Callable[[AxesUse], Sequence[Dims]]
+
+
+def common_range(a: Range | None, b: Range | None) -> Range | None:
+    """Return the range of integers that are from range a or from range b; None if it is not known to be one axis."""
+    if a is None or b is None:
+        return None
+    optional = isinstance(a, OrNone) or isinstance(b, OrNone)
+    left, right = (resolve(r.axis if isinstance(r, OrNone) else r) for r in (a, b))
+    return None if left != right else OrNone(left) if optional else left
 
 
 def broadcast(u: AxesUse) -> Sequence[Dims]:
@@ -427,9 +447,10 @@ def along_axis(why: str) -> AxesRule:
 def indexed(u: AxesUse, axis: Term, port: int) -> None:
     """Unify `axis` with the axis that the integers of operand `port` index.
 
-    If the latter is unknown or has a different size, freeze `axis`.
+    If the latter is unknown or has a different size, or if an integer may be -1, freeze `axis`.
     """
-    if (source := u.ranges[port]) is not None and size(source) == size(axis):
+    source = u.ranges[port]
+    if source is not None and not isinstance(source, OrNone) and size(source) == size(axis):
         u.same(axis, source)
     else:
         u.frozen(axis, "reads it by index")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from graphwright.array.vm.encode import elementwise as forms
 from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops import rules
 from graphwright.ops.attributes import Attr
-from graphwright.ops.axes import AxesUse, Dims
+from graphwright.ops.axes import AxesUse, Dims, broadcast, common_range
 from graphwright.ops.call import call
 from graphwright.ops.onnx import OnnxUse
 from graphwright.ops.registry import Row, Saves, Traits, op
@@ -521,3 +522,7 @@ class Where(Row):
             call("where", ins[0], g, zero) if needs[1] else None,
             call("where", ins[0], zero, g) if needs[2] else None,
         )
+
+    def axes(u: AxesUse) -> Sequence[Dims]:
+        u.result_ranges[0] = common_range(*u.ranges[1:])
+        return broadcast(u)

@@ -28,7 +28,7 @@ from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import experts as forms
 from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops.attributes import Attr, StaticSize
-from graphwright.ops.axes import Atom, AxesUse, chain, product
+from graphwright.ops.axes import Atom, AxesUse, OrNone, chain, product
 from graphwright.ops.call import as_dtype, call
 from graphwright.ops.emit import Source, TorchModule
 from graphwright.ops.registry import Algorithms, Cost, Row, Saves, Traits, get, op
@@ -92,8 +92,8 @@ class Dispatch(Row):
         u.sizes["experts"] = experts
         if u.dtypes[0] is bool_:
             u.same(choice[1], experts)
-        elif u.ranges[0] is not None:
-            u.same(experts, u.ranges[0])
+        elif (found := u.ranges[0]) is not None:
+            u.same(experts, found.axis if isinstance(found, OrNone) else found)
         else:
             u.frozen(experts, "reads it by index")
         for term in (*choice, experts):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from graphwright.array.dtype import DType, dtype
 from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import elementwise as elementwise_forms
 from graphwright.array.vm.encode import rows as row_forms
 from graphwright.ops.attributes import Attr
-from graphwright.ops.axes import identity
+from graphwright.ops.axes import AxesUse, Dims, OrNone, broadcast, identity
 from graphwright.ops.call import call
 from graphwright.ops.registry import Row, Traits, free_cost, moving_cost, op
 from graphwright.ops.rules import floating, same, unary_sample
@@ -51,6 +53,12 @@ class FullLike(Row):
     vm = elementwise_forms.FULL_LIKE
     sample = lambda rng: ([rng.uniform(-1, 1, (3, 5))], {"value": 1.5})
     onnx = lambda u: u("Expand", u.scalar(u.attrs["value"]), u("Shape", u.names[0]))
+
+    def axes(u: AxesUse) -> Sequence[Dims]:
+        found = u.ranges[0]
+        if u.attrs["value"] == -1 and found is not None:
+            u.result_ranges[0] = found if isinstance(found, OrNone) else OrNone(found)
+        return broadcast(u)
 
 
 def _itself(layout, attrs):

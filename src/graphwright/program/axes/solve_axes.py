@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from graphwright.graph import NodeId
 from graphwright.ops import get
-from graphwright.ops.axes import Atom, AxesUse, AxisFact, Correction, Dims, Term, atoms, resolve, same
+from graphwright.ops.axes import Atom, AxesUse, AxisFact, Correction, Dims, Range, Term, atoms, resolve, same
 from graphwright.program.kinds import ASSIGN, CONST, INPUT, SOURCES, STORED
 from graphwright.program.op_graph import Value
 
@@ -72,7 +72,7 @@ def solve(p: Program) -> AxisSolution:
     """Infer which dimensions of a program are resized together; the specs of the program must be up to date."""
     found = AxisSolution()
     dims = found.dims
-    ranges: dict[Value, Term | None] = {}
+    ranges: dict[Value, Range | None] = {}
     by_key: dict[str, Dims] = {}
     notes: list[tuple[NodeId, AxisFact]] = []
     lookups: dict[NodeId, list[tuple[NodeId, Term]]] = {}
