@@ -51,8 +51,10 @@ def add(e: Transaction, layer: str, like: int | None = None, *, birth: str = "ga
         like: number of the expert whose weights and router row are copied; by default all are drawn with the standard
             deviations of those of the present experts.
         birth: "gate": its gate is 0, so that results do not change; gates of the kind `scale` are put on all
-            experts of the layer. A gate at 0 gets no gradient: it opens when it is set. "open": it takes tokens at
-            once, which changes results. "closed": not alive, for routers that know dead experts.
+            experts of the layer. A threshold router runs the expert at weight 0, so that its gate opens by gradient.
+            A top-k router does not choose it until its gate is set: its results do not depend on the gate near 0,
+            except that weights which are not normalised are shares of a sum with this expert. "open": it takes tokens
+            at once, which changes results. "closed": not alive, for routers that know dead experts.
         seed: seed of the random numbers.
     Raises: NotAMixture; UsageError, for "closed" if the router has no `alive`.
     """

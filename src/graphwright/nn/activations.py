@@ -66,7 +66,7 @@ def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace
         raise UsageError("the bounds are exchanged", where="hardtanh", expected="min_val <= max_val", got=got)
     if not input.dtype.is_float:
         min_val, max_val = int(min_val), int(max_val)
-    return _either(input, partial(call, "clamp", low=min_val, high=max_val, strict=True), inplace)
+    return _either(input, partial(call, "clamp", low=min_val, high=max_val, gradient="inside"), inplace)
 
 
 def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:

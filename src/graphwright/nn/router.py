@@ -24,8 +24,8 @@ from graphwright.ops import call
 TINY_NORM = 1e-6
 """The least norm by which a token or prototype is divided."""
 HIGHEST_THRESHOLD = 0.99
-CLOSED = 1e-20
-"""Share of a token's scores up to which an expert is closed by a gate; that of one above its threshold is > 1/(κE)."""
+CLOSED = 1e-10
+"""Share of a token's scores up to which a gate closes an expert; an open one above its threshold has over 1/(3κE)."""
 LINEAR_BELOW = -30.0
 """Below this ln softplus(x) is x in float64 too, and softplus underflows in float32 at -104."""
 
@@ -51,8 +51,9 @@ class Routing:
         runs: offsets [E + 1], rows and pairs of the op `dispatch`: the tokens of each expert.
         valid: bool [N], False for padding, which has no experts; None if all tokens are valid.
         margin: of a `ThresholdRouter`, as are the next two: z [N, E], cosine minus threshold, -∞ for dead experts.
-        hits: bool [N, E], the experts above their threshold, before the fallback.
-        unrouted: bool [N], True where no expert is above its threshold, so that the fallback chose one.
+        hits: bool [N, E], the experts above their threshold, before the fallback; in a program without those that a
+            gate closes.
+        unrouted: bool [N], True where there is no hit, so that the fallback chose an expert.
     """
 
     logits: Tensor
@@ -166,18 +167,22 @@ class ThresholdRouter(Module):
         return call("linear", labelled(unit_rows(wide(x)), "directions"), unit_rows(prototypes))
 
     def _routing(self, z: Tensor, valid: Tensor | None) -> Routing:
-        """Choose and weigh experts by z [N, E]. Both softmaxes see -∞ where a gate is closed: as if it were dead."""
+        """Choose and weigh experts by z [N, E]. Gates, added to a program, multiply the shares of each softmax.
+
+        An expert whose gate is 0 is no hit, but stays in the mask, at weight 0, of tokens with a hit: its gate gets a
+        gradient.
+        """
         logits = labelled(z * self.eta.exp(), "logits")
         score = labelled(_log_softplus(logits), "score")
         margin = labelled(call("where", self.alive, z.detach(), -np.inf), "margin")
         scores = labelled(call("softmax", score, self.alive, axis=-1), "scores")
-        hits = call("logical_and", call("gt", margin, 0.0), call("gt", scores, CLOSED))
-        hits = hits if valid is None else call("logical_and", hits, valid.unsqueeze(-1))
-        hits = labelled(hits, "hits")
+        above = call("gt", margin, 0.0)
+        above = above if valid is None else call("logical_and", above, valid.unsqueeze(-1))
+        hits = labelled(call("logical_and", above, call("gt", scores, CLOSED)), "hits")
         none = call("logical_not", call("any", hits, axes=(1,), keepdims=False))
         unrouted = labelled(none if valid is None else call("logical_and", none, valid), "unrouted")
         best = call("one_hot", call("argmax", scores, axis=-1), classes=z.shape[1]).to(bool_)
-        mask = labelled(call("where", unrouted.unsqueeze(-1), best, hits), "mask")
+        mask = labelled(call("where", unrouted.unsqueeze(-1), best, above), "mask")
         weights = call("softmax", score, mask, axis=-1)
         if self.null or self.ste:
             chosen = call("where", mask, score, -np.inf).logsumexp(-1, keepdims=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -186,14 +186,18 @@ class Erf(rules.FloatFunction):
 class Clamp(rules.Unary):
     """min(max(x, low), high), elementwise; a bound may be None. Gradient g where low ≤ x ≤ high, else 0.
 
-    With `strict`, the gradient is 0 at the bounds too, as that of hardtanh.
+    With `gradient="inside"` it is 0 at the bounds too, as that of hardtanh; with "all" it is g everywhere, so that a
+    parameter beyond a bound can return (straight-through).
     """
 
-    attrs = {"low": Attr(int | float | None, None), "high": Attr(int | float | None, None), "strict": Attr(bool, False)}
+    attrs = {
+        "low": Attr(int | float | None, None), "high": Attr(int | float | None, None),
+        "gradient": Attr(Literal["bounds", "inside", "all"], "bounds"),
+    }  # fmt: skip
     saves = Saves(inputs=(0,))
     emit = "{0}.clamp({low}, {high})"
 
-    def infer(x, low, high, strict):
+    def infer(x, low, high, gradient):
         if low is None and high is None:
             raise UsageError("clamp got no bound", expected="low, high or both")
         if not x.dtype.is_float and any(isinstance(bound, float) for bound in (low, high)):
@@ -201,8 +205,10 @@ class Clamp(rules.Unary):
         return x
 
     def vjp(g, ins, outs, attrs, needs):
+        if attrs["gradient"] == "all":
+            return (g,)
         x, low, high = ins[0], attrs["low"], attrs["high"]
-        zero, inside = call("full_like", g, value=0.0), "lt" if attrs["strict"] else "le"
+        zero, inside = call("full_like", g, value=0.0), "lt" if attrs["gradient"] == "inside" else "le"
         if low is not None:
             g = call("where", call(inside, call("full_like", x, value=low), x), g, zero)
         if high is not None:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 NODE = "gates"
 Cost = str | float | Sequence[float]
 LOGARITHM = ("clamp", "log")  # by name: the ops by which `gate` takes a logarithm
-LEAST = 1.2e-38
-"""Least gate whose logarithm is taken, the smallest normal float32: adding a softmax weight of it changes no sum."""
+LEAST = 1e-26
+"""Least gate whose logarithm is taken: a softmax weight of it changes no sum, but its gradient is a normal float32."""
 LOGITS, TABLE, TEMPERATURE, RUN = (f"{NODE}.{name}" for name in ("logits", "table", "temperature", "run"))
 RESERVED = frozenset({LOGITS, TABLE, TEMPERATURE, RUN})
 KIND, GROUP, STATE, SLOT, GENERATION, ELEMENT, COST = range(len(COLUMNS))

@@ -349,7 +349,8 @@ def _add_sites(e: Transaction, request: _Request, part: Value) -> NodeId:
     for at in request.sites:
         value, spec, factor = at.value, p.spec(at.value), part
         if at.log:
-            factor = _put(e, "clamp", [factor], f"{at.name}.least", low=g.LEAST, high=None)
+            name = f"{at.name}.least"
+            factor = _put(e, "clamp", [factor], name, low=g.LEAST, high=None, gradient="all")
             factor = _put(e, "log", [factor], f"{at.name}.log")
         if spec.dtype is not p.spec(part).dtype:
             factor = _put(e, "cast", [factor], f"{at.name}.cast", dtype=spec.dtype)
