@@ -51,8 +51,7 @@ class Routing:
         runs: offsets [E + 1], rows and pairs of the op `dispatch`: the tokens of each expert.
         valid: bool [N], False for padding, which has no experts; None if all tokens are valid.
         margin: of a `ThresholdRouter`, as are the next two: z [N, E], cosine minus threshold, -∞ for dead experts.
-        hits: bool [N, E], the experts above their threshold, before the fallback; in a program without those that a
-            gate closes.
+        hits: bool [N, E], the experts above their threshold that no gate closes, before the fallback.
         unrouted: bool [N], True where there is no hit, so that the fallback chose an expert.
     """
 
