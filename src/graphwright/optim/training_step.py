@@ -205,10 +205,12 @@ class CompiledStep:
     def _add_terms(self, seen: StepValues) -> Mapping[str, Tensor]:
         """Add the gradients of the terms to those of the loss; return what they report."""
         reports: dict[str, Tensor] = {}
+        if not self._asked:
+            return reports
         trained = set(self._trained())
         grads = {p: p.grad for p in trained if p.grad is not None}
         with enable_grad():
-            factor = self._from_root() if self._asked else None
+            factor = self._from_root()
             for asked in self._asked:
                 with scoped(asked.name):
                     loss = asked.loss(StepView(asked, seen, grads, factor, reports), trained)

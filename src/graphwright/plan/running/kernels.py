@@ -302,7 +302,10 @@ class BoundKernels:
         """Allocate memory and bind calls, or rebind those whose array or address has changed."""
         layout = self.plan.buffer_layout
         for key in layout.written:
-            self.variables[key].own()
+            variable = self.variables[key]
+            array = variable.data
+            if variable.shared or array is not self._given.get(key) or array.storage.readonly:
+                variable.own()
         first = self.arena is None
         arena = Arena() if self.arena is None else self.arena
         if arena.ends != layout.ends:
