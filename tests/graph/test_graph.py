@@ -208,6 +208,25 @@ def test_queries_match_the_model_on_all_pairs():
         assert len(g.neighbors(u)) == len(around)
 
 
+def test_in_edges_and_sources_are_sorted_by_a_column():
+    rng = random.Random(0)
+    g = Graph(edge_columns={"port": "i4", "weight": "f8"}, block=2)
+    nodes = [g.add_node() for _ in range(6)]
+    for port in rng.sample(range(40), 30):
+        g.add_edge(rng.choice(nodes), nodes[0], port=port, weight=port / 2)
+    for edge in rng.sample(g.in_edges(nodes[0]), 10):
+        g.remove_edge(edge)
+    wanted = sorted(g.in_edges(nodes[0]), key=lambda e: g.edge(e, "port"))
+    assert list(g.in_edges(nodes[0], "port")) == wanted != list(g.in_edges(nodes[0]))
+    expected = [g.source(e) for e in wanted], [g.edge(e, "weight") for e in wanted]
+    assert g.sources(nodes[0], "port", "weight") == expected
+    assert g.sources(nodes[1], "port", "weight") == ([], [])
+    with pytest.raises(UsageError, match="no such column"):
+        g.in_edges(nodes[0], "name")
+    with pytest.raises(UsageError, match="no such column"):
+        g.sources(nodes[1], "port", "name")
+
+
 def test_has_edge_scans_the_shorter_list():
     g = Graph(debug_counters=True)
     hub = g.add_node()

@@ -15,8 +15,8 @@ from graphwright.program.program_graph import _CHANGES
 READS = {
     "adjacency", "contains", "copy", "csc", "csr", "edge", "edges_between", "endpoints", "from_coo", "from_dict",
     "has_edge", "hash", "in_degree", "in_edges", "locked", "memory", "neighbors", "next_edge", "next_node", "node",
-    "normalized_adjacency", "out_degree", "out_edges", "predecessors", "reserve", "snapshot", "source", "successors",
-    "target", "to_dict", "writing",
+    "normalized_adjacency", "out_degree", "out_edges", "predecessors", "reserve", "snapshot", "source", "sources",
+    "successors", "target", "to_dict", "writing",
 }  # fmt: skip
 
 

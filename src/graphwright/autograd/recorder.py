@@ -78,6 +78,9 @@ class Recorder(Protocol):
     def assign(self, variable: Variable, value: Tensor) -> None:
         """Record that a variable holds `value` from this point of the trace on, and after the step."""
 
+    def update(self, targets: Sequence[Variable], op: Op, operands: Sequence[Tensor], attrs: Mapping[str, Any]) -> None:
+        """Record an operation whose results, one per variable, the variables hold from this point of the trace on."""
+
     def assume(self, fact: Callable[[], object]) -> None:
         """Record an assumption: the trace is valid only while `fact()` returns the value that it returns now."""
 

@@ -131,9 +131,7 @@ def update(targets: Sequence[Variable], name: str, *operands: Tensor, **attrs: A
     full = row.complete(attrs)
     recorder = active_recorder.get()
     if recorder is not None:
-        symbols = recorder.record(row, [recorder.resolve(o) for o in operands], full)
-        for target, symbol in zip(targets, symbols, strict=True):
-            recorder.assign(target, Tensor(symbol))
+        recorder.update(targets, row, operands, full)
         return
     outs = [target.own() for target in targets]
     arrays = [o.concrete(f"an update by {name}") for o in operands]

@@ -93,7 +93,7 @@ def routed_layers(p: Program) -> dict[str, RoutedLayer]:
     """Return the routed layers of a program by name, in its order. Raises: NotAMixture if it has none."""
     axes = p.axes()
     counted = {group.node: resolve(group.axis) for group in axes.solution.groups}
-    found = [_layer(axes, node, counted[node]) for node in p.order() if node in set(p.of_traits(mixture=True))]
+    found = [_layer(axes, node, counted[node]) for node in p.order_labels.sorted(p.of_traits(mixture=True))]
     if not found:
         raise NotAMixture("the program has no routed layer", where=p.name, fix="graphwright.experts.upcycle makes some")
     return {layer.name: layer for layer in found}

@@ -345,12 +345,22 @@ class Graph:
         """Return a copy of the out-edges of a node, in adjacency-list order. O(degree). Raises StaleHandle."""
         return self._edges_at(self._out, n)
 
-    def in_edges(self, n: NodeId) -> tuple[EdgeId, ...]:
-        """Return a copy of the in-edges of a node, in adjacency-list order. O(degree). Raises StaleHandle.
+    def in_edges(self, n: NodeId, by: str | None = None) -> tuple[EdgeId, ...]:
+        """Return a copy of the in-edges of a node, in adjacency-list order or sorted by the edge column `by`.
 
-        Removing an edge changes this order; to keep an order of edges, store it in a column.
+        O(degree), to sort O(degree · log degree). Removing an edge changes the order of the list; to keep an order of
+        edges, store it in a column. Raises StaleHandle, UsageError for an undeclared column.
         """
-        return self._edges_at(self._in, n)
+        return self._edges_at(self._in, n) if by is None else self._handles_of(self._sorted_in(n, by))
+
+    def sources(self, n: NodeId, by: str, column: str) -> tuple[list[NodeId], list[Any]]:
+        """Return the sources of a node's in-edges and the edges' values of a column, both sorted by the column `by`.
+
+        O(degree · log degree). Raises StaleHandle, UsageError for an undeclared column.
+        """
+        slots, ids, src = self._sorted_in(n, by), self._node_ids, self._src
+        cells = self._cells_of(column)
+        return [as_node(ids[src[slot]]) for slot in slots], [cells[slot] for slot in slots]
 
     def successors(self, n: NodeId) -> tuple[NodeId, ...]:
         """Return the distinct targets of a node's out-edges, in the edges' order. O(degree). Raises StaleHandle."""
@@ -388,8 +398,20 @@ class Graph:
         return [e for e in self._in.edges(target) if self._src[e] == source]
 
     def _edges_at(self, side: Buckets, n: NodeId) -> tuple[EdgeId, ...]:
+        return self._handles_of(side.edges(self._node_table.slot(n)))
+
+    def _handles_of(self, slots: list[int]) -> tuple[EdgeId, ...]:
         packed: Callable[[int], int] = self._edge_ids.__getitem__
-        return tuple(map(as_edge, map(packed, side.edges(self._node_table.slot(n)))))
+        return tuple(map(as_edge, map(packed, slots)))
+
+    def _sorted_in(self, n: NodeId, by: str) -> list[int]:
+        """Return the slots of a node's in-edges, sorted by the edge column `by`."""
+        slots, key = self._in.edges(self._node_table.slot(n)), self._cells_of(by).__getitem__
+        return sorted(slots, key=key) if len(slots) > 1 else slots
+
+    def _cells_of(self, column: str) -> Any:
+        """Return the cells of an edge column. Raises: UsageError for an undeclared one."""
+        return self._edge_table.column(column).cells
 
     def _nodes_at(self, edges: list[int], end: Any) -> tuple[NodeId, ...]:
         ids = self._node_ids

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import chain, count
 from typing import Any, ClassVar, Protocol, TypedDict, runtime_checkable
 from weakref import ref
+from zlib import crc32
 
 import numpy as np
 
@@ -41,6 +42,8 @@ _NOT_NEGATIVE = (
 
 
 _RATES = ("lr", "initial_lr", "params")
+_RUN = 16
+"""Mean number of parameters that one op of a trace updates."""
 """Entries of a saved group other than options."""
 
 
@@ -365,13 +368,12 @@ class Optimizer:
                         batches.setdefault((wide(p.dtype), decays, rounds), []).append(p)
                 for (_, decays, rounds), members in batches.items():
                     attrs = self.attrs(group.options)
-                    take = self._round if rounds else self._update
-                    take(group, members, attrs if decays else {**attrs, "weight_decay": 0.0}, found)
+                    attrs = attrs if decays else {**attrs, "weight_decay": 0.0}
+                    for run in [members] if rounds else _runs(members):
+                        (self._round if rounds else self._update)(group, run, attrs, found)
         return loss
 
     def _update(self, group: ParamGroup, members: list[Parameter], attrs: dict[str, Any], found: Tensor) -> None:
-        if active_recorder.get() is not None:  # a parameter that replaces one of its name has its operand numbers
-            members = sorted(members, key=lambda p: p.name or "")
         states, rest = self._state_of_members(group, members)
         targets = [p if s.master is None else s.master for p, s in zip(members, states, strict=True)]
         grads = [p.grad.to(t.dtype) for p, t in zip(members, targets, strict=True) if p.grad is not None]
@@ -538,6 +540,25 @@ class Optimizer:
                 name = next(n for n in chain([wanted], (f"{wanted}_{i}" for i in count(2))) if n not in taken)
                 taken.add(name)
                 yield name, p, self.state_of(p, moments)
+
+
+def _runs(members: list[Parameter]) -> list[list[Parameter]]:
+    """Return the parameters that one op updates each: all of them, or in a trace runs of about `_RUN` in order of name.
+
+    The names alone decide where a run begins, so an edit that adds or removes parameters changes the op of few others,
+    and a parameter that replaces one of its name has its operand numbers.
+    """
+    if active_recorder.get() is None:
+        return [members]
+    runs: list[list[Parameter]] = []
+    before = None
+    for p in sorted(members, key=lambda p: p.name or ""):
+        name = p.name or ""
+        if not runs or (name != before and crc32(name.encode()) % _RUN == 0):
+            runs.append([])
+        runs[-1].append(p)
+        before = name
+    return runs
 
 
 def wide(dtype: DType) -> DType:

@@ -35,6 +35,7 @@ from graphwright.optim.step_terms import Asked, StepTerm, StepView, named_terms
 from graphwright.plan.compile import plan_for, spec_of
 from graphwright.plan.options import CompileOptions
 from graphwright.plan.planning.lowering import wait_for_vm
+from graphwright.plan.planning.planner import uncollected
 from graphwright.plan.running.executable import BoundCall
 from graphwright.program.derived.backward import updatable
 from graphwright.program.derived.step import RetracedStep, StepValues, TrainingStepGraph, TrainingTask
@@ -150,12 +151,13 @@ class CompiledStep:
         now += tuple((id(p), p.requires_grad, p.spec, p.lineage) for p in self.optimizer.parameters())
         if self._made is None or now != self._known or not self._made.fresh:
             made, self._made, self._known = self._made, None, None  # discarded if an error follows
-            if made is not None and made.usable:
-                made.update()
-            else:
-                kind = TrainingStepGraph if updatable(self.source) else RetracedStep
-                with no_grad():
-                    made = kind(self.source, self._task)
+            with uncollected():
+                if made is not None and made.usable:
+                    made.update()
+                else:
+                    kind = TrainingStepGraph if updatable(self.source) else RetracedStep
+                    with no_grad():
+                        made = kind(self.source, self._task)
             self._made, self._known = made, now
         if self._plan is None or self._plan.program is not self._made.program or not self._plan.fresh:
             self._plan = plan_for(self._made.program, self.inputs, None, self._planning)
@@ -203,10 +205,12 @@ class CompiledStep:
     def _add_terms(self, seen: StepValues) -> Mapping[str, Tensor]:
         """Add the gradients of the terms to those of the loss; return what they report."""
         reports: dict[str, Tensor] = {}
+        if not self._asked:
+            return reports
         trained = set(self._trained())
         grads = {p: p.grad for p in trained if p.grad is not None}
         with enable_grad():
-            factor = self._from_root() if self._asked else None
+            factor = self._from_root()
             for asked in self._asked:
                 with scoped(asked.name):
                     loss = asked.loss(StepView(asked, seen, grads, factor, reports), trained)

@@ -264,8 +264,7 @@ class OpGraph:
     # -- edges -------------------------------------------------------------------------------------------------------
     def in_edges(self, ref: NodeId | str) -> tuple[EdgeId, ...]:
         """Return the edges into a node, in port order."""
-        edges, graph = self.graph.in_edges(self.node(ref)), self.graph
-        return tuple(sorted(edges, key=lambda e: graph.edge(e, "dst_port"))) if len(edges) > 1 else tuple(edges)
+        return self.graph.in_edges(self.node(ref), "dst_port")
 
     def out_edges(self, ref: NodeId | str) -> tuple[EdgeId, ...]:
         """Return the edges out of a node, sorted by the creation number of the reader, then by port."""
@@ -306,8 +305,7 @@ class OpGraph:
 
     def operands(self, node: NodeId) -> list[Value]:
         """Return the values that a node reads, in port order."""
-        graph = self.graph
-        return [Value(graph.source(e), graph.edge(e, "src_port")) for e in self.in_edges(node)]
+        return list(map(Value, *self.graph.sources(self.node(node), "dst_port", "src_port")))
 
     def consumers(self, ref: Ref) -> tuple[NodeId, ...]:
         """Return the nodes that read a value, or any result of a node, each once."""

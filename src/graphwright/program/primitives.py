@@ -95,6 +95,15 @@ def move_edge(p: OpGraph, edge: EdgeId, src: Value) -> None:
     touch(p, dst)
 
 
+def set_ports(p: OpGraph, node: NodeId, edges: Sequence[EdgeId], first: int = 0) -> None:
+    """Give edges into a node the consecutive ports from `first` on, in the given order; no edit is recorded."""
+    for port, edge in enumerate(edges, first):
+        if p.edge_port(edge) != port:
+            Graph.set_edge(p.graph, edge, dst_port=port)
+    Graph.set_node(p.graph, node, next_port=first + len(edges))
+    touch(p, node)
+
+
 def update_node(p: OpGraph, node: NodeId, **columns: Any) -> None:
     """Change the attrs, specs or name of a node."""
     if "name" in columns:
@@ -133,6 +142,14 @@ def release_name(p: OpGraph, node: NodeId) -> None:
     """Free the name of a node that is about to be removed."""
     if p._names.get(name := p.path(node)) == node:
         del p._names[name]
+
+
+def claim_name(p: OpGraph, node: NodeId, name: str) -> None:
+    """Give a node whose name was freed by `release_name` a free name."""
+    p._names[name] = node
+    if p.path(node) != name:
+        Graph.set_node(p.graph, node, name=name)
+    touch(p, node)
 
 
 def add_op(

@@ -119,7 +119,8 @@ class Program(OpGraph):
 
     def parameters(self) -> Iterator[Parameter]:
         """Iterate over the trainable variables for an optimizer, in creation order; a tied variable occurs once."""
-        found = (self.weights[self.key(n)] for n in self.params() if self.attrs(n).get("trainable", True))
+        attrs = map(self.attrs, self.params())
+        found = (self.weights[each["key"]] for each in attrs if each.get("trainable", True))
         return iter(dict.fromkeys(v for v in found if isinstance(v, Parameter)))
 
     def named_parameters(self) -> Iterator[tuple[str, Variable]]:

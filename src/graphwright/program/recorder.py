@@ -66,7 +66,7 @@ class TraceRecorder:
         self.dependencies: dict[int, tuple[Program, int]] = {}
         self.facts: list[tuple[Callable[[], object], object]] = []
         self.variables: dict[int, tuple[Variable, Value]] = {}
-        self._current: dict[int, Tensor] = {}
+        self._current: dict[int, Value] = {}  # id of a variable -> what it holds from here on
         self._consts: dict[int, tuple[NDArray, Value]] = {}
         self._grads: dict[int, tuple[Tensor, Tensor | None]] = {}
         self._written: list[tuple[ref[Tensor], NDArray]] = []
@@ -113,7 +113,12 @@ class TraceRecorder:
     def assign(self, variable: Variable, value: Tensor) -> None:
         """Record that a variable has `value` from here on."""
         self._source(variable)
-        self._current[id(variable)] = self.resolved(value)
+        self._current[id(variable)] = self.value_of(value)
+
+    def update(self, targets: Sequence[Variable], op: Op, operands: Sequence[Tensor], attrs: Mapping[str, Any]) -> None:
+        """Record that variables hold the results of an operation from here on."""
+        for target, symbol in zip(targets, self.record(op, list(map(self.resolve, operands)), attrs), strict=True):
+            self.assign(target, Tensor(symbol))
 
     def assume(self, fact: Callable[[], object]) -> None:
         """Add a guard: the trace is valid as long as `fact()` returns what it returns now."""
@@ -192,7 +197,7 @@ class TraceRecorder:
         data = tensor.data
         if isinstance(tensor, Variable):
             current = self._current.get(id(tensor))
-            return self._source(tensor) if current is None else self.value_of(current)
+            return self._source(tensor) if current is None else current
         if isinstance(data, Symbol):
             return self._own(data)
         if id(data) not in self._consts:
@@ -241,7 +246,7 @@ class TraceRecorder:
         set_outputs(p, {name: self._without_gradient(self.value_of(t)) for name, t in outputs.items()})
         for key, value in self._current.items():
             source = self.variables[key][1]
-            add_assign(p, source, self.value_of(value), p.free_name(f"{p.path(source)}.next"))
+            add_assign(p, source, value, p.free_name(f"{p.path(source)}.next"))
         results, unread = {v.node for v in p.outputs()}, self._optional
         while unread:
             node = unread.pop()

@@ -258,11 +258,18 @@ class Weights(Mapping[str, Variable]):
         return "".join([f"\n{key} {self.digest(key)}" for key in keys])
 
     def note_digests(self, keys: Iterable[str]) -> None:
-        """Compute the missing digests of large weights on threads: hashing releases the GIL."""
-        wanted = [k for k in keys if self._known(k) is None and self.array(k).nbytes >= LARGE]
-        for key in wanted:
-            assert self.array(key).storage.memory is not None  # a file is mapped before threads read it
-        side_by_side(self.digest, wanted)
+        """Compute the missing digests on threads, each of some weights of `LARGE` bytes: hashing releases the GIL."""
+        batches, room = list[list[str]](), 0
+        for key in keys:
+            if self._known(key) is None:
+                array = self.array(key)
+                assert array.storage.memory is not None  # a file is mapped before threads read it
+                if room <= 0:
+                    batches.append([])
+                    room = LARGE
+                batches[-1].append(key)
+                room -= array.nbytes
+        side_by_side(lambda batch: [self.digest(key) for key in batch], batches)
 
     def _known(self, key: str) -> str | None:
         """Return the digest of a weight if a promise or the cache has it, else None."""

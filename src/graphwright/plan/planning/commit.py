@@ -13,7 +13,6 @@ import numpy as np
 
 from graphwright.graph import NodeId
 from graphwright.ops import get
-from graphwright.plan.table import Instr
 
 if TYPE_CHECKING:
     from graphwright.plan.planning.plan_builder import PlanBuilder
@@ -45,7 +44,6 @@ class StateCommit:
         self.moved: dict[int, int] = {}
         self.start = len(order)
         self._builder, self._tables, self._run = builder, builder.tables, run
-        self._operands: tuple[Instr | None, dict[int, list[int]]] = (None, {})  # of the last checked instruction
         self._writes = builder.writes()
         if self._writes:
             self._sink_updates()
@@ -112,7 +110,7 @@ class StateCommit:
                 self.why[node] = "also an output"
             elif read_at[state] > made:
                 self.why[node] = "the old value is read after the new one is made"
-            elif not self._may_overwrite(instr, new, target):
+            elif (new, target) not in tables.overwritten(int(self.order[made])):
                 self.why[node] = "the op cannot write over its operand"
             elif made < self.start and not get(instr.op).traits.update:
                 self.why[node] = "others read the new value in this step"
@@ -123,21 +121,3 @@ class StateCommit:
                 continue
             copies.append(tables.commit_copy(node, new, target))
         self.order = np.concatenate([self.order, np.array(copies, np.int32)])
-
-    def _may_overwrite(self, instr: Instr, new: int, target: int) -> bool:
-        """Return True if an instruction may write its result `new` into the memory of the state `target`.
-
-        It may if exactly one operand reads the state, in the state's own layout, and the op may overwrite that operand.
-        """
-        slots, out = self._tables.slots, instr.outs.index(new)
-        if self._operands[0] is not instr:
-            numbers: dict[int, list[int]] = {}
-            for i, s in enumerate(instr.ins):
-                numbers.setdefault(slots[s].base, []).append(i)
-            self._operands = (instr, numbers)
-        readers = self._operands[1].get(target, [])
-        return (
-            len(readers) == 1
-            and get(instr.op).overwrites(out, readers[0], len(instr.ins), len(instr.outs))
-            and slots[instr.ins[readers[0]]].layout == slots[target].layout
-        )

@@ -91,6 +91,8 @@ class PlanBuilder:
         self._cse = CseTable(lambda node: p.order_labels.key(node), lambda node: self._revisit((node,)))
         self._copies: dict[Any, SharedCopy] = {}
         self._stale_copies: set[Any] = set()
+        self._assigns: list[NodeRecord] | None = None  # in program order, as of the last update
+        self._targets: dict[NodeId, NodeId] = {}  # assign node -> the node that it writes
         self._written: set[NodeId] = set()
         self._sources: SourceTable | None = None
         self._history: list[tuple[int, NodeId, NodeRecord | None]] = []
@@ -100,9 +102,13 @@ class PlanBuilder:
     # -- updates -----------------------------------------------------------------------------------------------------
     def update(self) -> None:
         """Bring the records up to date with the program, for a new plan."""
-        self.turn += 1
+        self.turn, self._assigns = self.turn + 1, None
         p, graph = self.program, self.program.graph
-        written = {p.operands(n)[0].node for n in p.assigns()}
+        for node in self._changed if self.records else p.assigns():
+            self._targets.pop(node, None)
+            if node in graph and p.op(node) == kinds.ASSIGN:
+                self._targets[node] = p.operands(node)[0].node
+        written = set(self._targets.values())
         changed = {*self._changed, *(written ^ self._written)}
         self._changed.clear()
         self._written = written
@@ -463,6 +469,8 @@ class PlanBuilder:
 
     def writes(self) -> dict[NodeId, tuple[int, int]]:
         """Map each assign node, in program order, to (slot of the state, slot of its new value)."""
-        p = self.program
-        found = (self.records[n] for n in p.order_labels.sorted(p.assigns()))
-        return {record.node: (record.reads[0], self.sent.get(record.node, record.reads[1])) for record in found}
+        if self._assigns is None:
+            p = self.program
+            self._assigns = [self.records[n] for n in p.order_labels.sorted(p.assigns())]
+        sent = self.sent
+        return {r.node: (r.reads[0], sent.get(r.node, r.reads[1]) if sent else r.reads[1]) for r in self._assigns}

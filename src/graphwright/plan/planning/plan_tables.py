@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
@@ -15,6 +16,7 @@ import numpy as np
 
 from graphwright.array import Layout, Spec
 from graphwright.graph import NodeId
+from graphwright.ops import get
 from graphwright.plan.options import VM
 from graphwright.plan.planning.passes import ELSEWHERE, FED, TEMPORARY
 from graphwright.plan.table import FOLDED, HOST, INPUT, TEMP, Instr, Slot
@@ -170,6 +172,24 @@ class PlanTables:
             return np.zeros(len(order), np.bool_)
         with tables_lock:
             return np.array(facts)[np.frombuffer(self.lowering_of, np.int32)[order]]
+
+    def overwritten(self, q: int) -> set[tuple[int, int]]:
+        """Return the pairs (result, slot) of instruction `q`: it may write the result into the memory of the slot.
+
+        It may if exactly one operand reads the slot, in the slot's own layout, and the op may overwrite that operand.
+        """
+
+        def make() -> set[tuple[int, int]]:
+            instr, slots = self.instrs[q], self.slots
+            bases = [slots[s].base for s in instr.ins]
+            readers, found = Counter(bases), set[tuple[int, int]]()
+            for out, operand in get(instr.op).inplace(len(bases), len(instr.outs)):
+                base = bases[operand] if operand < len(bases) else -1
+                if readers[base] == 1 and slots[instr.ins[operand]].layout == slots[base].layout:
+                    found.add((instr.outs[out], base))
+            return found
+
+        return self._once(("overwritten", q), make)
 
     # -- rows that later plans need again ----------------------------------------------------------------------------
     def saved_copy(self, slot: int, node: NodeId, why: str) -> tuple[int, int]:

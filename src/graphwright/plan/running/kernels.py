@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _NOTHING, _UNKNOWN = cut(()), cut(())
 _UNBOUND: list[Any] = []
 
-ViewOf = Callable[[int], NDArray]
+ViewOf = Callable[[int], View]
 
 
 class VmCode:
@@ -52,7 +52,7 @@ class VmCode:
         """Return the VM code of the instructions `start..stop - 1`, one entry per instruction.
 
         The code of a fusion group is in the entry of its first instruction; its other entries are empty. `at` returns
-        the array over the memory of a slot, whose address goes into the code.
+        the operand that a slot is in the code.
         """
         layout = plan.buffer_layout
         numbers = layout.order[start:stop].tolist()
@@ -108,7 +108,7 @@ def _encode_group(layout: BufferLayout, region: FusionRegion, first: int, last: 
 
     def operand(slot: int) -> View | Inner:
         tile = region.tiles.get(layout.home_of(tables.holders[slot]))
-        return _addressed(at(slot)) if tile is None else Inner(tile)
+        return at(slot) if tile is None else Inner(tile)
 
     members, instrs = [], [tables.instrs[q] for q in region.instrs[first:last]]
     for instr in instrs:
@@ -122,12 +122,8 @@ def _encode_group(layout: BufferLayout, region: FusionRegion, first: int, last: 
     return cut(rows)
 
 
-def _addressed(array: NDArray) -> View:
-    return View(array.dtype, array.shape, array.strides, backend(CPU).address(array))
-
-
 def _encode(instr: Instr, at: ViewOf) -> Cut:
-    outs, ins, work = ([_addressed(at(s)) for s in slots] for slots in (instr.outs, instr.ins, instr.work))
+    outs, ins, work = (list(map(at, slots)) for slots in (instr.outs, instr.ins, instr.work))
     form = expansion.vm_form(get(instr.op))
     rows = None if form is None else form.rows(outs, ins, instr.attrs, work)
     assert rows is not None, "the plan chose the VM for an op without a VM form"
@@ -192,6 +188,7 @@ class BoundKernels:
         self._assumed: list[tuple[NDArray, int]] = []
         self._memory: dict[int, Storage] = {}  # of buffers outside of the arena
         self._views: dict[int, NDArray] = {}
+        self._operands: dict[int, View] = {}  # of VM code
         self._readers: dict[int, Callable[[], NDArray]] = {}
         self._writers: dict[int, Callable[[Given], object]] = {}
         self.instruction_calls: dict[int, list[Any]] = {}
@@ -297,7 +294,7 @@ class BoundKernels:
 
     def _clear_bound(self) -> None:
         self._code = VmCode()
-        for table in (self.instruction_calls, self._views, self._readers, self._writers):
+        for table in (self.instruction_calls, self._views, self._operands, self._readers, self._writers):
             table.clear()
 
     # -- memory ------------------------------------------------------------------------------------------------------
@@ -305,26 +302,31 @@ class BoundKernels:
         """Allocate memory and bind calls, or rebind those whose array or address has changed."""
         layout = self.plan.buffer_layout
         for key in layout.written:
-            self.variables[key].own()
+            variable = self.variables[key]
+            array = variable.data
+            if variable.shared or array is not self._given.get(key) or array.storage.readonly:
+                variable.own()
         first = self.arena is None
         arena = Arena() if self.arena is None else self.arena
         if arena.ends != layout.ends:
             arena.grow(layout.ends, self._chunk)
         self.arena = arena
         other = {k for k, v in self.variables.items() if v.data is not self._given.get(k)}
-        changed = first or not other.isdisjoint(self._given)
+        changed = other & self._given.keys()
         if other:
-            self._check_arrays()
+            self._check_arrays(other)
             self._bound |= {key: self._array(key, self.variables[key]) for key in other}
             self._given |= {key: _data(self.variables[key]) for key in other}
-        if changed:
+        if first:
             self._clear_bound()
+        elif changed:
+            self._forget_arrays(changed)
         outdated = any(array.storage.version != version for array, version in self._copied)
         self._forget_variables(self._given.keys() - self.variables.keys())
         self._copied = [(a, a.storage.version) for key, a in self._given.items() if a is not self._bound[key]]
         for array, _ in self._copied if outdated else ():
             converted(array, array.dtype, self.device)  # writes the new values to the same address
-        refold = changed or any(array.storage.version != version for array, version in self._folded)
+        refold = first or bool(changed) or any(array.storage.version != version for array, version in self._folded)
         if refold or self._rebind:
             with uncollected():
                 self._rebind = True  # also by the next run, if binding fails
@@ -344,8 +346,14 @@ class BoundKernels:
         for key in keys:
             del self._given[key], self._bound[key]
 
+    def _forget_arrays(self, keys: Set[str]) -> None:
+        """Drop the views of variables whose array is another now, and the calls that read or write them."""
+        layout, tables = self.plan.buffer_layout, self.plan.buffer_layout.tables
+        homes = {tables.holders[s]: layout.home_of(tables.holders[s]) for s in self._views}
+        self._forget_buffers([b for b, home in homes.items() if tables.buffers[home][2] in keys])
+
     def _forget_view(self, slot: int) -> None:
-        for table in (self._views, self._readers, self._writers):
+        for table in (self._views, self._operands, self._readers, self._writers):
             table.pop(slot, None)
 
     def _chunk(self, i: int, size: int) -> Storage:
@@ -355,12 +363,12 @@ class BoundKernels:
         except (MemoryError, RuntimeError) as error:  # torch raises a RuntimeError
             raise PlanOutOfMemory.of_arena(self.plan, self.device) from error
 
-    def _check_arrays(self) -> None:
-        """Raise StalePlan if the shape or dtype of a variable is not the planned one."""
+    def _check_arrays(self, keys: Set[str]) -> None:
+        """Raise StalePlan if the shape or dtype of one of these variables is not the planned one."""
         tables = self.plan.buffer_layout.tables
         for s in (*self.plan.buffer_layout.sources, *folded_from(self.plan)):
             kind, _, key = tables.buffers[tables.holders[s]]
-            if kind not in (INPUT, HOST) and self.variables[key].spec != tables.slots[s].spec:
+            if key in keys and kind not in (INPUT, HOST) and self.variables[key].spec != tables.slots[s].spec:
                 raise StalePlan("the shape or dtype of a weight changed after planning",
                                 where=f"{self.plan.program.name}: {key}", expected=tables.slots[s].spec,
                                 got=self.variables[key].spec, fix="program.compile(...) again")  # fmt: skip
@@ -406,6 +414,15 @@ class BoundKernels:
             self._views[slot] = self._make_view(slot)
         return self._views[slot]
 
+    def operand(self, slot: int) -> View:
+        """Return the operand that a slot is in VM code, with its address."""
+        found = self._operands.get(slot)
+        if found is None:
+            array = self.view(slot)
+            found = View(array.dtype, array.shape, array.strides, backend(CPU).address(array))
+            self._operands[slot] = found
+        return found
+
     def _make_view(self, slot: int) -> NDArray:
         plan, tables = self.plan.buffer_layout, self.plan.buffer_layout.tables
         row = tables.slots[slot]
@@ -442,7 +459,7 @@ class BoundKernels:
             elif segment.kind == VM:
                 from graphwright.array.vm.running.segment import VmSegment  # loads numba
 
-                rows = self._code.between(plan, segment.start, segment.stop, self.view)
+                rows = self._code.between(plan, segment.start, segment.stop, self.operand)
                 key = tuple(map(id, rows))
                 known = self._segments.get(key)
                 if known is None:
@@ -539,7 +556,7 @@ class BoundKernels:
         if tables.choice(layout.order[start]).executor == VM:
             from graphwright.array.vm.running.segment import VmSegment  # loads numba
 
-            calls: list[Any] = [VmSegment(self._code.between(self.plan, start, stop, self.view), self._vm_scratch())]
+            calls: list[Any] = [VmSegment(self._code.between(self.plan, start, stop, self.operand), self._vm_scratch())]
         else:
             outs, ins, work = ([self.view(s) for s in slots] for slots in (instr.outs, instr.ins, instr.work))
             if get(instr.op).traits.convert and ins[0].device != outs[0].device:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -91,15 +91,31 @@ class AxisGroup:
         """True if setting a unit to zero gives the same results as removing the unit."""
         return not self.mixed
 
-    @property
+    @cached_property
     def members(self) -> tuple[AxisMember, ...]:
         """All dimensions in the group, of weights and of results, in topological order."""
         found = dict.fromkeys(m for atom in self.atoms for m in self.axes.members_of(atom))
         return tuple(sorted(found, key=lambda m: (self.axes.rank[m.value.node], m.value.port, m.dim)))
 
-    @property
+    @cached_property
     def _stored(self) -> list[AxisMember]:
         return [m for m in self.members if m.key is not None]
+
+    @cached_property
+    def _weights(self) -> list[AxisMember]:
+        """The weights along the axis, oldest first: if possible only those along all its atoms, then only params."""
+        p, dims = self.axes.program, self.axes.solution.dims
+        weights = self._stored
+        weights = [m for m in weights if m.key not in GATE_KEYS] or weights  # gates must not rename an axis
+        weights = [m for m in weights if set(self.atoms) <= set(atoms(dims[m.value][m.dim]))] or weights
+        trained = [m for m in weights if p.op(m.value.node) == PARAM] or weights
+        return sorted(trained, key=lambda m: (p.seq(m.value.node), m.dim))
+
+    @cached_property
+    def _made(self) -> list[AxisMember]:
+        """The weights that produce the axis's units, oldest first: those with a reader that does not sum over it."""
+        summed = self.axes.summed
+        return [m for m in self._weights if not any(summed.get((m.value.node, m.dim, a)) for a in self.atoms)]
 
     def units(self, ids: Any = None) -> Units:
         """Return the units selected by an int, several ints, a slice or a mask; all by default. Raises: UnitRange."""
@@ -191,7 +207,7 @@ class Axes(Mapping[str, AxisGroup]):
     def readers(self, weight: NodeId) -> int:
         """Return the number of ports that read a weight node, directly or through casts."""
         p = self.program
-        targets = [p.graph.target(e) for e in p.out_edges(weight)]
+        targets = [p.graph.target(e) for e in p.graph.out_edges(weight)]
         casts = [t for t in targets if p.op(t) not in KINDS_OF_NODES and get(p.op(t)).traits.convert]
         return len(targets) - len(casts) + sum(map(self.readers, casts))
 
@@ -338,31 +354,15 @@ def _group(made: Axes, parts: tuple[Atom, ...], kind: str | None = None) -> Axis
     return AxisGroup(made, "", kinds[0], kinds, parts, size, reasons(frozen), reasons(ends), reasons(mixed), corrected)
 
 
-def _made(group: AxisGroup) -> list[AxisMember]:
-    """Return the weights that produce an axis's units, oldest first: those with a reader that does not sum over it."""
-    summed = group.axes.summed
-    return [m for m in _weights(group) if not any(summed.get((m.value.node, m.dim, a)) for a in group.atoms)]
-
-
-def _weights(group: AxisGroup) -> list[AxisMember]:
-    """Return the weights along an axis, oldest first: if possible only those along all its atoms, then only params."""
-    p, dims = group.axes.program, group.axes.solution.dims
-    weights = group._stored
-    weights = [m for m in weights if m.key not in GATE_KEYS] or weights  # gates must not rename an axis
-    weights = [m for m in weights if set(group.atoms) <= set(atoms(dims[m.value][m.dim]))] or weights
-    trained = [m for m in weights if p.op(m.value.node) == PARAM] or weights
-    return sorted(trained, key=lambda m: (p.seq(m.value.node), m.dim))
-
-
 def _position(group: AxisGroup) -> tuple[NodeId, str]:
     """Return where `Axes.name` stores the name of an axis: (weight node, key in the node's attribute `axes`)."""
-    first = _weights(group)[0]
+    first = group._weights[0]
     inside = list(dict.fromkeys(atoms(group.axes.solution.dims[first.value][first.dim])))
     return first.value.node, f"{first.dim}.{inside.index(group.atoms[0])}.{group.kind}"
 
 
 def _rank(group: AxisGroup) -> tuple[int, int, int]:
-    first = (_made(group) or _weights(group))[0]
+    first = (group._made or group._weights)[0]
     return group.axes.program.seq(first.value.node), first.dim, -len(group.atoms)
 
 
@@ -372,8 +372,8 @@ def _wanted(group: AxisGroup) -> str:
     The path is the common module of the axis's weights, else the module of the first weight that produces its units. If
     no weight produces the units (those of an input), return `<path of the first weight that reads them>:<dimension>`.
     """
-    made = _made(group)
-    modules = [m.path.split(".")[:-1] for m in _weights(group)] + [path.split(".")[:-1] for path in _grouped_by(group)]
+    made = group._made
+    modules = [m.path.split(".")[:-1] for m in group._weights] + [path.split(".")[:-1] for path in _grouped_by(group)]
     equal = takewhile(lambda column: len(set(column)) == 1, zip(*modules, strict=False))
     shared = ([column[0] for column in equal] or made[0].path.split(".")[:-1]) if made else []
     return ".".join([*shared, group.kind]) if shared else _fallback(group)
@@ -388,5 +388,5 @@ def _grouped_by(group: AxisGroup) -> list[str]:
 
 
 def _fallback(group: AxisGroup) -> str:
-    first = (_made(group) or _weights(group))[0]
+    first = (group._made or group._weights)[0]
     return f"{first.path}:{first.dim}"

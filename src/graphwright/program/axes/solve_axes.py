@@ -96,7 +96,7 @@ def solve(p: Program) -> AxisSolution:
             continue
         weights = [origin(p, v) is not None for v in operands]
         known, constant = [ranges.get(v) for v in operands], [p.op(v.node) == CONST for v in operands]
-        kinds = [p.spec(v).dtype for v in operands]
+        kinds = [p.specs(v.node)[v.port].dtype for v in operands]
         use = AxesUse(ins, [s.shape for s in p.specs(node)], p.attrs(node), weights, known, constant, kinds)
         row = get(op)
         if row.axes is None:

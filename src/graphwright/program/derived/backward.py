@@ -39,17 +39,21 @@ class VjpCall(NamedTuple):
     """The recorded vector-Jacobian product of one node."""
 
     operands: tuple[Value, ...]  # of the node's twin
-    facts: tuple[Any, ...]  # what else was recorded from: path, twin, attributes and specs
+    facts: tuple[Any, ...]  # what else was recorded from: path, twin, attributes and all specs
     grads: tuple[Value | None, ...]  # gradients of the node's results
     needs: tuple[bool, ...]  # which operands want a gradient
     results: tuple[Value | None, ...]  # gradients of the operands
     made: tuple[NodeId, ...]  # the recorded nodes
+    sent: Mapping[Value, Sequence[tuple[int, Value]]]  # value of the source -> (operand number, gradient) of each use
 
 
 class GradientSum(NamedTuple):
-    """The gradients `parts` of one value, their sum `total`, and the nodes `made` that add them, named after `path`."""
+    """The gradients `parts` of one value, their sum `total`, and the nodes `made` that add them.
 
-    path: str
+    `facts` is what else was recorded from: the path of the value's node, the dtype of the sum and the specs of `parts`.
+    """
+
+    facts: tuple[Any, ...]
     parts: tuple[Value, ...]
     total: Value
     made: tuple[NodeId, ...]
@@ -118,9 +122,10 @@ class BackwardGraph:
                 self._calls.pop(node, None)
             else:
                 self._calls[node] = new
-            nothing = (None,) * len(operands[node])
-            if (old.results if old is not None else nothing) != (new.results if new is not None else nothing):
-                walk.add(v.node for v in operands[node] if v.node in operands)
+            before, now = ({} if call is None else call.sent for call in (old, new))
+            if before is not now:
+                changed = (v for v in {**before, **now} if before.get(v) != now.get(v))
+                walk.add(v.node for v in changed if v.node in operands)
 
     # -- what the mirror reports -------------------------------------------------------------------------------------
     def _dropped(self, node: NodeId) -> None:
@@ -147,27 +152,25 @@ class BackwardGraph:
         """Return the sum of the gradients of a value: seeds first, then those from its readers, last reader first."""
         if not self.wants(at):
             return self._total(at, ())
-        key, operands = self.source.order_labels.key, self.mirror.operands
-        sent = []
+        key, sent = self.source.order_labels.key, []
         for reader in self.source.graph.successors(at.node):
             call = self._calls.get(reader)
             if call is not None:
                 label, created = key(reader)
-                sent += [(-label, -created, number, g)
-                         for number, (v, g) in enumerate(zip(operands[reader], call.results, strict=True))
-                         if v == at and g is not None]  # fmt: skip
+                sent += [(-label, -created, number, g) for number, g in call.sent.get(at, ())]
         return self._total(at, (*self._seeds_at(at), *(g for *_, g in sorted(set(sent)))))
 
     def _total(self, at: Value, parts: tuple[Value, ...]) -> Value | None:
         mirror, path = self.mirror, self.source.path(at.node)
         dtype = self._sum_dtype(at) or mirror.spec(mirror.twin(at)).dtype
         known = self._sums.get(at.node, {}).get(at.port)
-        if known is not None and known.path == path and mirror.spec(known.total).dtype is dtype:
+        facts = (path, dtype, *map(mirror.spec, parts))
+        if known is not None and known.facts == facts:
             if known.parts == parts:
                 return known.total
             if (swap := self._rewired(known.made, known.parts, parts)) is not None:
                 total = swap.get(known.total, known.total)
-                self._sums[at.node][at.port] = GradientSum(path, parts, total, known.made)
+                self._sums[at.node][at.port] = GradientSum(facts, parts, total, known.made)
                 return total
         if known is not None:
             mirror.discard(known.made)
@@ -179,7 +182,7 @@ class BackwardGraph:
             tensor = mirror.tensor(parts[0]).to(dtype)
             for part in parts[1:]:
                 tensor = tensor + mirror.tensor(part).to(dtype)
-        made = GradientSum(path, parts, mirror.recorder.value_of(tensor), tuple(mirror.recorder.made))
+        made = GradientSum(facts, parts, mirror.recorder.value_of(tensor), tuple(mirror.recorder.made))
         self._sums.setdefault(at.node, {})[at.port] = made
         return made.total
 
@@ -199,12 +202,13 @@ class BackwardGraph:
         operands = p.operands(twin)
         in_specs = [mirror.spec(v) for v in operands]
         dtypes = [mirror.spec(mirror.twin(v)).dtype for v in reads]
-        facts = (self.source.path(node), twin, p.attrs(twin), in_specs, p.specs(twin), dtypes)
+        grad_specs = [None if g is None else mirror.spec(g) for g in grads]
+        facts = (self.source.path(node), twin, p.attrs(twin), in_specs, p.specs(twin), dtypes, grad_specs)
         if old is not None and old.needs == needs and old.facts == facts:
             before, after = (*old.operands, *old.grads), (*operands, *grads)
             if (swap := self._rewired(old.made, before, after)) is not None:
                 results = tuple(None if g is None else swap.get(g, g) for g in old.results)
-                return VjpCall((*operands,), facts, grads, needs, results, old.made)
+                return VjpCall((*operands,), facts, grads, needs, results, old.made, _sent(reads, results))
         if old is not None:
             mirror.discard(old.made)
         saved = row.saves.reads(len(operands))
@@ -216,29 +220,28 @@ class BackwardGraph:
             for port, spec in enumerate(p.specs(twin))
         ]
         given = [None if g is None else mirror.tensor(g) for g in grads]
-        mirror.recorder.made = []
+        mirror.recorder.made, mirror.recorder.spare = [], [] if old is None else [*old.made]
         with scoped("grad", self.source.path(node)):
             found = pull_back(row, given, ins, outs, p.attrs(twin), needs, in_specs)
             if node in mirror.casts:  # cast the gradients back to the dtypes before autocast
                 found = [g if g is None else g.to(dtype) for g, dtype in zip(found, dtypes, strict=True)]
         results = tuple(None if g is None else mirror.recorder.value_of(g) for g in found)
-        return VjpCall((*operands,), facts, grads, needs, results, tuple(mirror.recorder.made))
+        made, mirror.recorder.spare = tuple(mirror.recorder.made), []
+        return VjpCall((*operands,), facts, grads, needs, results, made, _sent(reads, results))
 
     def _rewired(
         self, made: Sequence[NodeId], before: Sequence[Value | None], after: Sequence[Value | None]
     ) -> dict[Value, Value] | None:
-        """Rewire recorded nodes from old to new values; return a dict from old to new.
+        """Rewire recorded nodes from old values to new ones of the same specs; return a dict from old to new.
 
-        Returns None if the nodes must be recorded again instead: an old value that changed has two replacements, was
-        removed, or has a different spec than its replacement.
+        Returns None if the nodes must be recorded again instead: an old value that changed has two replacements, or was
+        removed.
         """
-        if [g is None for g in before] != [g is None for g in after]:
-            return None
         pairs = {(a, b) for a, b in zip(before, after, strict=True) if a is not None and b is not None}
         swap = {a: b for a, b in pairs if a != b}
-        p, spec = self.mirror.program, self.mirror.spec
+        p = self.mirror.program
         unique = len({a for a, _ in pairs}) == len(pairs)
-        if not unique or any(a.node not in p.graph or spec(a) != spec(b) for a, b in swap.items()):
+        if not unique or any(a.node not in p.graph for a in swap):
             return None
         for node in made:
             for edge in p.in_edges(node):
@@ -246,3 +249,12 @@ class BackwardGraph:
                 if swap.get(old, old) != old:
                     move_edge(p, edge, swap[old])
         return swap
+
+
+def _sent(operands: Sequence[Value], results: Sequence[Value | None]) -> dict[Value, list[tuple[int, Value]]]:
+    """Map each operand to the number and the gradient of each of its uses."""
+    sent: dict[Value, list[tuple[int, Value]]] = {}
+    for number, (value, gradient) in enumerate(zip(operands, results, strict=True)):
+        if gradient is not None:
+            sent.setdefault(value, []).append((number, gradient))
+    return sent

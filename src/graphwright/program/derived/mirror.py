@@ -20,6 +20,7 @@ from graphwright.program.op_graph import Value
 from graphwright.program.primitives import (
     add_op,
     add_source,
+    claim_name,
     delete_edge,
     delete_node,
     discard,
@@ -27,6 +28,7 @@ from graphwright.program.primitives import (
     move_edge,
     rekey,
     release_name,
+    set_ports,
     update_node,
 )
 from graphwright.program.recorder import TraceRecorder
@@ -71,7 +73,7 @@ class MirroredProgram:
         self.visited = 0  # nodes visited since the start, for tests of locality
         self._twins: dict[NodeId, NodeId] = {}
         self._readers: dict[NodeId, int] = {}
-        self._discarded: dict[NodeId, None] = {}
+        self._discarded = self.recorder.discarded
         self._changed = source.follow()
         self._inputs = source.inputs()
         for node in self._inputs:
@@ -143,17 +145,7 @@ class MirroredProgram:
 
     def rewire(self, node: NodeId, operands: Sequence[Value]) -> None:
         """Rewire a node of the derived program to read these values."""
-        p = self.program
-        edges = p.in_edges(node)
-        if len(edges) == len(operands):
-            for edge, value in zip(edges, operands, strict=True):
-                if p.edge_value(edge) != value:
-                    move_edge(p, edge, value)
-            return
-        for edge in edges:
-            delete_edge(p, edge)
-        for port, value in enumerate(operands):
-            insert_edge(p, value, node, port)
+        rewire(self.program, node, operands)
 
     def discard(self, nodes: Sequence[NodeId]) -> None:
         """Mark nodes of the derived program for deletion by `sweep`; their names can be reused at once."""
@@ -329,13 +321,42 @@ def recording(recorder: TraceRecorder) -> Iterator[None]:
         active_recorder.reset(token)
 
 
+def rewire(p: Program, node: NodeId, operands: Sequence[Value]) -> None:
+    """Rewire a node of a derived program to read these values; edges of equal operands at both ends stay."""
+    edges, before = p.in_edges(node), p.operands(node)
+    if len(edges) == len(operands):
+        for edge, old, value in zip(edges, before, operands, strict=True):
+            if old != value:
+                move_edge(p, edge, value)
+        return
+    short = min(len(edges), len(operands))
+    start = next((i for i in range(short) if before[i] != operands[i]), short)
+    end = next((i for i in range(short - start) if before[-1 - i] != operands[-1 - i]), short - start)
+    for edge in edges[start : len(edges) - end]:
+        delete_edge(p, edge)
+    stop = len(operands) - end
+    set_ports(p, node, edges[len(edges) - end :], stop)
+    for port, value in enumerate(operands[start:stop], start):
+        insert_edge(p, value, node, port)
+
+
 class MirrorRecorder(TraceRecorder):
-    """A recorder that adds operations to a derived program."""
+    """A recorder that adds operations to a derived program.
+
+    Attributes:
+        made: nodes recorded since the caller last cleared this list.
+        near: insert each node right after its last operand, so that an update does not disturb the order.
+        discarded: nodes that will be deleted; see `MirroredProgram.sweep`.
+        spare: discarded nodes that the next operations of the same op reuse, so that readers of equal results and the
+            plan's memory for them need no change.
+    """
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
-        self.made: list[NodeId] = []  # nodes recorded since the caller last cleared this list
-        self.near = False  # insert each node right after its last operand, so that an update does not disturb the order
+        self.made: list[NodeId] = []
+        self.near = False
+        self.discarded: dict[NodeId, None] = {}
+        self.spare: list[NodeId] = []
         self._first: NodeId | None = None
 
     def source(self, kind: str, name: str, spec: Spec, attrs: Mapping[str, Any]) -> NodeId:
@@ -356,11 +377,28 @@ class MirrorRecorder(TraceRecorder):
         return self.source(CONST, name, spec, {"key": key})
 
     def record(self, op: Any, inputs: Sequence[Symbol], attrs: Mapping[str, Any]) -> tuple[Symbol, ...]:
-        """Add a node for one operation."""
-        operands = [self._own(s) for s in inputs]
-        node = add_op(self.program, op.name, operands, attrs, self._name(op.name), self.after(operands))
+        """Reuse a spare node for one operation, or add one."""
+        operands, name = [self._own(s) for s in inputs], self._name(op.name)
+        node = next((n for n in self.spare if self.program.op(n) == op.name), None)
+        if node is None:
+            node = add_op(self.program, op.name, operands, attrs, name, self.after(operands))
+        else:
+            self._reuse(node, op, operands, attrs, name)
         self.made.append(node)
         return self.symbols(node)
+
+    def _reuse(self, node: NodeId, op: Op, operands: Sequence[Value], attrs: Mapping[str, Any], name: str) -> None:
+        p = self.program
+        self.spare.remove(node)
+        del self.discarded[node]
+        claim_name(p, node, name)
+        rewire(p, node, operands)
+        full = op.complete(attrs, name)
+        if full != p.attrs(node):
+            update_node(p, node, attrs=full)
+        specs = op.specs([p.specs(v.node)[v.port] for v in operands], full, name)
+        if specs != p.specs(node):
+            update_node(p, node, specs=specs)
 
     def symbols(self, node: NodeId) -> tuple[Symbol, ...]:
         """Return the results of a node as symbols of this recorder."""

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 class TracedNodes(NamedTuple):
     """The nodes of one trace, by content (op, operands) and by role (position in the code), to reuse in the next."""
 
-    by_content: dict[tuple[Any, ...], NodeId]  # (op, operands, attributes), or the id of an array or variable -> node
+    # (op, operands, attributes), or the id of an array or variable -> (node, specs of the operands or the variable)
+    by_content: dict[tuple[Any, ...], tuple[NodeId, tuple[Spec, ...]]]
     by_role: dict[tuple[str, int, str], NodeId]  # (scope and op, how often it was recorded so far, attributes) -> node
     arrays: list[Any]  # those whose ids are in `by_content`: alive, so that no later array gets such an id
 
@@ -70,34 +71,44 @@ class ReusingRecorder(MirrorRecorder):
 
     def written(self) -> Iterable[tuple[int, Value, Value]]:
         """Return (id of the variable, its value, its new value) for each assignment in the trace."""
-        return [(key, self.variables[key][1], self.value_of(value)) for key, value in self._current.items()]
+        return [(key, self.variables[key][1], value) for key, value in self._current.items()]
 
     def record(self, op: Op, inputs: Sequence[Symbol], attrs: Mapping[str, Any]) -> tuple[Symbol, ...]:
         """Reuse, rewire or add a node for one operation."""
-        operands = [self._own(s) for s in inputs]
+        return self.symbols(self._node(op, [self._own(s) for s in inputs], attrs))
+
+    def update(self, targets: Sequence[Variable], op: Op, operands: Sequence[Tensor], attrs: Mapping[str, Any]) -> None:
+        """Record that variables hold the results of an operation from here on."""
+        node = self._node(op, list(map(self.value_of, operands)), attrs)
+        for port, target in enumerate(targets):
+            self._source(target)
+            self._current[id(target)] = Value(node, port)
+
+    def _node(self, op: Op, operands: list[Value], attrs: Mapping[str, Any]) -> NodeId:
         attributes = repr(sorted(attrs.items()))
-        specs = map(self._mirror.spec, operands)  # of a node that stays, they may change
+        specs = tuple(map(self._mirror.spec, operands))  # of a node that stays, they may change
         base = ".".join((*scope.get(), op.name))
         self._counts[base] += 1
         role = (base, self._counts[base], attributes)
 
         def make() -> NodeId:
-            node = self._rewired(role, op, operands, attrs)
+            node = self._rewired(role, op, operands, specs, attrs)
             if node is not None:
                 return node
             return add_op(self.program, op.name, operands, attrs, self._name(op.name), self.after(operands))
 
-        node = self.now.by_role[role] = self._take((op.name, *operands, *specs, attributes), make)
-        return self.symbols(node)
+        node = self.now.by_role[role] = self._take((op.name, *operands, attributes), specs, make)
+        return node
 
     def _rewired(
-        self, role: tuple[str, int, str], op: Op, operands: list[Value], attrs: Mapping[str, Any]
-    ) -> NodeId | None:
+        self, role: tuple[str, int, str], op: Op, operands: list[Value], specs: Sequence[Spec],
+        attrs: Mapping[str, Any],
+    ) -> NodeId | None:  # fmt: skip
         """Rewire the node that had this role in the previous trace to the new operands; None if it cannot be reused."""
         p, node = self.program, self._before.by_role.get(role)
         if node is None or node in self._taken or node not in p.graph:
             return None
-        if op.specs([self._mirror.spec(v) for v in operands], attrs, p.path(node)) != p.specs(node):
+        if op.specs(specs, attrs, p.path(node)) != p.specs(node):
             return None
         self._mirror.rewire(node, operands)
         return node
@@ -107,7 +118,7 @@ class ReusingRecorder(MirrorRecorder):
         if isinstance(tensor, Variable) or isinstance(tensor.data, Symbol):
             return super().value_of(tensor)
         self.now.arrays.append(tensor.data)
-        return Value(self._take((id(tensor.data),), lambda: super(ReusingRecorder, self).value_of(tensor).node))
+        return Value(self._take((id(tensor.data),), (), lambda: super(ReusingRecorder, self).value_of(tensor).node))
 
     def source(self, kind: str, name: str, spec: Spec, attrs: Mapping[str, Any]) -> NodeId:
         """Add a param, const or state before all other nodes; return it."""
@@ -118,7 +129,7 @@ class ReusingRecorder(MirrorRecorder):
         if found is None:
             value = self._stored.get(id(variable))
             if value is None:
-                value = Value(self._take((id(variable), variable.spec), lambda: self._add_variable(variable)))
+                value = Value(self._take((id(variable),), (variable.spec,), lambda: self._add_variable(variable)))
             found = self.variables[id(variable)] = (variable, value)
         return found[1]
 
@@ -130,16 +141,16 @@ class ReusingRecorder(MirrorRecorder):
         add_weight(p.weights, key, variable)
         return self.source(kind, name, variable.spec, {"key": key})
 
-    def _take(self, key: tuple[Any, ...], make: Callable[[], NodeId]) -> NodeId:
-        """Return the node of this content `key` from this or the previous trace, else the node that `make()` adds."""
-        node = self.now.by_content.get(key)
-        if node is None:
-            node = self._before.by_content.get(key)
-            if node is None or node in self._taken:  # it was already rewired to another role
-                node = make()
-            self._taken.add(node)
-            self.now.by_content[key] = node
-        return node
+    def _take(self, key: tuple[Any, ...], specs: tuple[Spec, ...], make: Callable[[], NodeId]) -> NodeId:
+        """Return the node of this content from this or the previous trace, else the node that `make()` adds."""
+        found = self.now.by_content.get(key)
+        if found is None:
+            found = self._before.by_content.get(key)
+            if found is None or found[1] != specs or found[0] in self._taken:  # it was already rewired to another role
+                found = make(), specs
+            self._taken.add(found[0])
+            self.now.by_content[key] = found
+        return found[0]
 
 
 Objective = Callable[[Mapping[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]]
@@ -199,7 +210,7 @@ class TrainingStepGraph:
         self._seeds: dict[Value, Value] = {}
         self._objective_grads: dict[Parameter, Value] = {}  # of parameters that only the objective reads
         self._traced = TracedNodes({}, {}, [])
-        self._writes: dict[int, NodeId] = {}
+        self._writes: dict[int, tuple[NodeId, Value, Value]] = {}  # id of a variable -> its assign node and operands
         self._assumptions: list[tuple[Callable[[], object], object]] = []
         self._objective_key: Any = None
         self._update_key: Any = None
@@ -322,18 +333,18 @@ class TrainingStepGraph:
                     variable.grad = None
         if dict(zip(p.output_names(), p.outputs(), strict=True)) != recorder.results:
             set_outputs(p, recorder.results)
-        writes: dict[int, NodeId] = {}
+        writes: dict[int, tuple[NodeId, Value, Value]] = {}
         for key, target, value in recorder.written():
-            node = self._writes.pop(key, None)
-            if node is not None and p.operands(node)[0] == target:
-                self.mirror.rewire(node, [target, value])
-            else:
+            node, *before = self._writes.pop(key, (None,))
+            if node is None or before[0] != target:
                 discard(() if node is None else (node,))
                 node = add_assign(p, target, value, p.free_name(f"{p.path(target)}.next"))
-            writes[key] = node
-        discard(tuple(self._writes.values()))
-        used = set(recorder.now.by_content.values())
-        discard([node for node in dict.fromkeys(self._traced.by_content.values()) if node not in used])
+            elif before[1] != value:
+                self.mirror.rewire(node, [target, value])
+            writes[key] = (node, target, value)
+        discard([node for node, *_ in self._writes.values()])
+        used, before = ({node for node, _ in t.by_content.values()} for t in (recorder.now, self._traced))
+        discard(sorted(before - used))
         self._writes, self._traced, self._assumptions = writes, recorder.now, recorder.facts
 
     def _seeds_at(self, value: Value) -> Iterable[Value]:
