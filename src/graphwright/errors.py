@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any, TypedDict, Unpack
 
 __all__ = [
-    "AliasError", "BudgetUnreachable", "ComputeError", "CycleError", "DTypeError", "Facts", "GraphwrightError",
-    "IndexOutOfRange", "MissingExtra", "NonFinite", "OutOfMemory", "ShapeError", "UsageError", "check_type",
+    "AliasError", "BudgetUnreachable", "ComputeError", "CycleError", "DTypeError", "Diverged", "Facts",
+    "GraphwrightError", "IndexOutOfRange", "MissingExtra", "NonFinite", "OutOfMemory", "ShapeError", "UsageError",
+    "check_type",
 ]  # fmt: skip
 
 
@@ -81,6 +82,10 @@ class OutOfMemory(ComputeError, MemoryError):
 
 class NonFinite(ComputeError, ArithmeticError):
     """A check found a value that is infinite or NaN."""
+
+
+class Diverged(ComputeError):
+    """Loss or gradients were not finite in several consecutive steps, whose updates were skipped."""
 
 
 class AliasError(UsageError):

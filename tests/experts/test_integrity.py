@@ -9,6 +9,7 @@ import pytest
 
 import graphwright as gw
 from graphwright import experts as ex
+from graphwright.amp import GradScaler
 from graphwright.errors import UsageError
 from graphwright.nn import functional
 from graphwright.optim import SGD
@@ -185,15 +186,55 @@ def test_scores_may_predict_the_next_target():
     assert step.reports["integrity.tau"].item() == pytest.approx(tau, rel=1e-5)
 
 
-def test_a_step_that_is_not_finite_is_counted_and_changes_nothing_else():
-    x, w = rng.normal(size=(9, 3)).astype("f4"), rng.normal(size=(4, 3)).astype("f4")
+@pytest.mark.parametrize("bad", ["NaN", "infinite ε"])
+def test_a_step_that_is_not_finite_is_counted_and_changes_nothing_else(bad):
+    w, x = np.eye(4, 3, k=-1, dtype="f4"), np.abs(X) + 40
+    w[3] = [-1e38, 0, 0]  # its score is -∞, and so is its log-probability
     term = ex.integrity()
-    step, feeds = head(w, term, {"x": x, "targets": rng.integers(0, 4, 9)})
+    step, feeds = head(w, term, {"x": x, "targets": np.arange(9) % 3})
     step(feeds)
     before = {name: v.item() for name, v in term.states.items()}
     (name, *_) = feeds
-    step({**feeds, name: np.full_like(x, np.nan)})
-    assert {n: v.item() for n, v in term.states.items()} == {**before, "skipped": 1.0}
+    worse = {**feeds, name: x * np.float32(np.nan)} if bad == "NaN" else {**feeds, "targets": np.arange(9) % 4}
+    for streak in (1.0, 2.0):
+        step(worse)
+        assert step.skipped
+        assert {n: v.item() for n, v in term.states.items()} == {**before, "skipped": streak, "streak": streak}
+    step(feeds)
+    assert not step.skipped
+    assert (term.states["skipped"].item(), term.states["streak"].item(), term.states["t"].item()) == (2.0, 0.0, 2.0)
+
+
+def test_gradients_that_overflow_skip_the_step_though_its_loss_is_finite():
+    """Under a GradScaler it is the scaler that skips, and lowers its scale; the loss stays what it is."""
+    for scaled in (False, True):
+        term, seen = ex.integrity(), []
+        r = Run(0, **SMALL)
+        scaler = GradScaler(1e20) if scaled else None
+        batch = r.stream.draw()
+        step = gw.compile_step(r.program, objective, SGD(r.program, lr=0.1), batch, also=[term], scaler=scaler)
+        huge = {**batch, "x": batch["x"] * np.float32(1e25)}
+        assert np.isfinite(float(objective(r.program(x=huge["x"])["logits"], gw.tensor(huge["targets"])).item()))
+        before = {k: v.data.tobytes() for k, v in r.program.weights.items()}
+        for _ in range(2):
+            seen.append(step(huge).item())
+        assert [np.isnan(loss) for loss in seen] == [not scaled] * 2
+        assert step.skipped is not scaled
+        assert term.states["skipped"].item() == 2
+        assert term.states["streak"].item() == (0 if scaled else 2)
+        if not scaled:
+            assert {k: v.data.tobytes() for k, v in r.program.weights.items()} == before
+
+
+def test_classes_of_probability_0_add_no_entropy():
+    x, w = rng.normal(size=(9, 3)).astype("f4"), rng.normal(size=(4, 3)).astype("f4")
+    w[:, 0], w[3], x[:, 0] = 0, [-1e38, 0, 0], 40.0
+    step, feeds = head(w, ex.integrity(gamma=0.0), {"x": x, "targets": rng.integers(0, 3, 9)})
+    step(feeds)
+    epsilon, tau = by_numpy(x, w[:3], feeds["targets"])
+    assert not step.skipped
+    assert step.reports["integrity.epsilon"].item() == pytest.approx(epsilon, rel=1e-5)
+    assert step.reports["integrity.tau"].item() == pytest.approx(tau, rel=1e-5)
 
 
 def test_settings_out_of_range_and_unknown_names_are_refused():

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import graphwright as gw
 from graphwright import experts as ex
 from graphwright import lifecycle as lf
+from graphwright.errors import Diverged
 from graphwright.optim import Adam
+from graphwright.optim.lr_scheduler import StepLR
 from graphwright.testing.shift import Net, Stream, objective
 
-STEPS = 24
+STEPS, STOPS = 24, (4, 7, 15)  # the first right after a rebirth
 
 
 def made(stream: Stream) -> gw.Program:
@@ -67,8 +70,8 @@ def bytes_of(life: lf.Life) -> dict[str, bytes]:
     return found
 
 
-def test_a_life_with_rebirths_that_was_stopped_twice_equals_one_that_was_not(tmp_path):
-    whole, parts = run(tmp_path / "whole", ()), run(tmp_path / "parts", (7, 15))
+def test_a_life_with_rebirths_that_was_stopped_equals_one_that_was_not(tmp_path):
+    whole, parts = run(tmp_path / "whole", ()), run(tmp_path / "parts", STOPS)
     events = [[(e.step, e.facts["name"]) for e in life.log if e.kind == "expert_reborn"] for life in (whole, parts)]
     assert len(events[0]) >= 3
     assert events[0] == events[1]
@@ -82,6 +85,76 @@ def test_a_life_with_rebirths_that_was_stopped_twice_equals_one_that_was_not(tmp
     assert parts.program.weights[key].data.tobytes() != before
     parts.close()
     whole.close()
+
+
+def spoilt(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {**batch, "x": batch["x"] * np.float32(np.nan)}
+
+
+def begun(folder: Path) -> tuple[lf.Life, lf.Segment, ex.Regeneration]:
+    life = lf.birth(made(Stream(0, 32, 8)), folder, name="bonsai")
+    step, care = training(life.program, Stream(2, 32, 8))
+    schedule = StepLR(step.optimizer, step_size=2)
+    return life, life.segment(step, {"name": "stream"}, objective="classes", scheduler=schedule), care
+
+
+def weights(life: lf.Life) -> dict[str, bytes]:
+    p, optimizer = life.program, life.training.train.optimizer
+    return {n: v.data.tobytes() for n, v in {**p.weights, **optimizer.variables()}.items()}
+
+
+@pytest.mark.filterwarnings("ignore:alarms find no dead expert")
+def test_a_skipped_step_is_a_fault_of_the_log_and_the_life_continues_as_without_it(tmp_path):
+    data = batches()[:8]
+    whole, run_, care = begun(tmp_path / "whole")
+    losses = [run_.step(b, care) for b in data]
+    life, run_, care = begun(tmp_path / "life")
+    found, bad = [], {0: 1, 3: 4, 4: 1}
+    for t, b in enumerate(data):
+        for _ in range(bad.get(t, 0)):
+            before = weights(life)
+            assert np.isnan(run_.step(spoilt(b), care))
+            assert weights(life) == before
+        found.append(run_.step(b, care))
+        if t == 3:  # the counts are resumed too
+            life.close()
+            life = lf.open(tmp_path / "life")
+            step, care = training(life.program, Stream(2, 32, 8))
+            run_ = life.resume(step, {"name": "stream"}, scheduler=StepLR(step.optimizer, step_size=2))
+    assert found == losses
+    assert weights(life) == weights(whole)
+    assert (life.age, whole.age) == (14, 8)
+    faults = life.log.of("fault")
+    assert [(e.step, e.facts["streak"]) for e in faults] == [(1, 1), (5, 1), (6, 2), (7, 3), (8, 4), (10, 1)]
+    run_.end()
+    (facts,) = (e.facts for e in life.log.of("segment_end"))
+    assert (facts["steps"], facts["skipped"], facts["loss_first"], facts["loss_last"]) == (14, 6, losses[0], losses[-1])
+    assert life.verify()
+
+
+@pytest.mark.filterwarnings("ignore:alarms find no dead expert")
+def test_five_skipped_steps_in_a_row_end_the_training_and_the_life_on_disk_stays_whole(tmp_path):
+    data = batches()[:4]
+    life, run_, care = begun(tmp_path / "life")
+
+    def train() -> None:
+        with run_:
+            for b in (*data[:2], *[spoilt(b) for b in (*data, *data)]):
+                run_.step(b, care)
+
+    with pytest.raises(Diverged, match="its last commit is step 6") as caught:
+        train()
+    error = caught.value
+    assert all((error.where, error.expected, error.got, error.fix))
+    life = lf.open(tmp_path / "life")
+    assert (life.age, life.log.counts()["fault"]) == (6, 4)
+    assert life.verify()
+    step, care = training(life.program, Stream(2, 32, 8))
+    run_ = life.resume(step, {"name": "stream"}, scheduler=StepLR(step.optimizer, step_size=2))
+    whole, other, care_ = begun(tmp_path / "whole")
+    expected = [other.step(b, care_) for b in data][2:]
+    assert [run_.step(b, care) for b in data[2:]] == expected
+    assert weights(life) == weights(whole)
 
 
 def test_only_experts_with_tokens_are_written(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from math import erf
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from graphwright import experts as ex
 from graphwright import nn
 from graphwright.array import NDArray, from_numpy
 from graphwright.autograd import Tensor
-from graphwright.errors import UsageError
+from graphwright.errors import Diverged, UsageError
 from graphwright.experts.routers import threshold_routers
 from graphwright.graph import StaleHandle
 from graphwright.optim import Adam
@@ -330,6 +331,83 @@ def test_an_expert_is_added_where_more_tokens_than_usual_have_none():
     for excess, events in ((0.019, []), (0.021, ["expert_born"])):
         state(r).fast.assign(Tensor(from_numpy(np.asarray(state(r).slow.item() + excess, np.float32))))
         assert [c.event for c in r.care.apply(r.program)] == events
+
+
+# -- steps that are not finite -----------------------------------------------------------------------------------------
+def spoilt(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    x = batch["x"].copy()
+    x[5, 1] = np.nan
+    return {**batch, "x": x}
+
+
+def everything(r: Run) -> dict[str, bytes]:
+    held = {**r.program.weights, **r.train.optimizer.variables(), **r.train.variables()}
+    return {n: v.data.tobytes() for n, v in held.items() if not n.endswith((".skipped", ".streak"))}
+
+
+def test_a_training_continues_as_if_a_batch_that_is_not_finite_had_not_been_there():
+    """With renewals: also no state of the controller has seen it, and no decision is made twice."""
+    runs = []
+    for bad in ((), (0, 5, 6, 9, 10, 11, 12)):
+        r = run(ex.Regeneration(k0=2.0, pruning=1.0, upkeep=0, grace=3, every=2, most=1))
+        for t in range(16):
+            batch = r.stream.draw()
+            if t in bad:
+                assert r.train.plan  # new experts get their rates
+                before = everything(r)
+                r.train(spoilt(batch))
+                assert r.train.skipped
+                assert everything(r) == before
+                force(r, rho=1.0)
+                assert not r.care.apply(r.program)
+            r.train(batch)
+            force(r, rho=1.0)
+            r.care.apply(r.program)
+        states = r.watch.signals().own.states
+        assert (states["skipped"].item(), states["streak"].item()) == (len(bad), 0)
+        runs.append((everything(r), len(r.program.journal)))
+    assert runs[0] == runs[1]
+    assert runs[0][1] > 4
+
+
+def test_five_steps_in_a_row_that_are_not_finite_are_an_error_and_four_are_not():
+    r = run(ex.Regeneration(**QUIET))
+    for bad in (1, 0, 4, 0, 4, 0, 5):
+        for i in range(bad):
+            r.train(spoilt(r.stream.draw()))
+            if i == 4:
+                before = everything(r)
+                with pytest.raises(Diverged, match="in a row"):
+                    r.care.apply(r.program)
+                assert everything(r) == before
+            else:
+                assert not r.care.apply(r.program)
+        if not bad:
+            r.step()
+
+
+def test_alarms_that_find_no_dead_expert_three_times_are_warned_of():
+    """Once, also where experts are added; not if ρ rests, or one of the three finds one."""
+
+    def after(rhos: list[float], dead: tuple[int, ...] = (), **options: int) -> list[bool]:
+        r, seen = run(ex.Regeneration(**QUIET), **options), []
+        for t, rho in enumerate(rhos):
+            for _ in range(4):
+                r.train(r.stream.draw())
+            force(r, rho=rho, rate=[0.0 if t in dead else 0.5, 0.5, 0.5, 0.5, 0.5, 0.5])
+            if options:
+                state(r).fast.assign(state(r).slow + 0.5)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                found = r.care.propose(r)
+            assert bool(found) == (t in dead or bool(options))
+            seen.append(any("no dead expert" in str(w.message) for w in caught))
+        return seen
+
+    assert after([1.0, 0.8, 0.6, 0.6, 0.6]) == [False, False, True, False, False]
+    assert after([1.0, 0.8, 0.4, 0.6, 0.6]) == [False] * 5
+    assert after([1.0, 0.8, 0.6, 0.6], dead=(1,)) == [False] * 4
+    assert after([1.0, 0.8, 0.6], alive=3) == [False, False, True]
 
 
 # -- what it costs -----------------------------------------------------------------------------------------------------

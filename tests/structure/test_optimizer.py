@@ -14,7 +14,7 @@ from axis_samples import traced
 from graphwright import nn
 from graphwright import structure as st
 from graphwright.autograd import Parameter
-from graphwright.errors import UsageError
+from graphwright.errors import Diverged, UsageError
 from graphwright.testing.planted import Edges
 
 pytestmark = pytest.mark.filterwarnings("ignore::graphwright.structure.NoTaskTerm")
@@ -231,7 +231,7 @@ def test_a_non_finite_step_changes_no_byte_and_five_raise() -> None:
     opt.step(problem.batch())
     for _ in range(4):
         opt.step(bad)
-    with pytest.raises(st.Diverged, match=r"node x\b"):
+    with pytest.raises(Diverged, match=r"node x\b"):
         opt.step(bad)
 
 
@@ -246,7 +246,7 @@ def test_a_non_finite_batch_of_two_changes_no_byte(which: str) -> None:
     assert (state(problem.program), {n: v.numpy().tobytes() for n, v in opt.variables().items()}) == before
     for _ in range(3):
         opt.step(**given)
-    with pytest.raises(st.Diverged, match=r"node x\b"):
+    with pytest.raises(Diverged, match=r"node x\b"):
         opt.step(**given)
     assert opt.logits.count.item() == 1
 

@@ -35,11 +35,13 @@ from graphwright.settings import AtLeastOne, Positive, Settings, Share
 
 LEAST_ENTROPY = 0.05
 """Nats below which an entropy counts as this much."""
+LEAST_LOG = -1e30
+"""Log-probabilities count as at least this, so that a class of probability 0 adds no entropy, as its limit."""
 WARM = 20
 """Steps before the variance of PI is measured."""
 _STATES = {
     **{"t": 0.0, "epsilon": 0.0, "tau": 0.0, "surprise": 0.0, "pi": 0.0, "b": 0.0, "v": 1e-4, "s": 0.0, "d": 0.0},
-    **{"rho": 0.0, "alarms": 0.0, "skipped": 0.0},
+    **{"rho": 0.0, "alarms": 0.0, "skipped": 0.0, "streak": 0.0},
 }
 
 
@@ -47,8 +49,12 @@ _STATES = {
 class integrity(Settings, StepTerm):
     """Predictive integrity as a term of a compiled step: `compile_step(..., also=[experts.integrity()])`.
 
-    It only measures. `step.reports` has `integrity.pi`, `d`, `rho` (the latch), `epsilon`, `tau`, `surprise` and
+    It trains nothing. `step.reports` has `integrity.pi`, `d`, `rho` (the latch), `epsilon`, `tau`, `surprise` and
     `alarm` of each step; the states are saved and resumed with the training.
+
+    A step whose loss, ε, τ or S is not finite skips its update (see `StepView.skip`), changes no state, and is counted:
+    in `skipped`, and in `streak` while such steps follow each other. Gradients that overflow under a GradScaler are the
+    scaler's to skip, and are counted in `skipped` only.
 
     Attributes:
         alpha: weight of the exponent; above 8, PI is too small to be read.
@@ -85,7 +91,7 @@ class integrity(Settings, StepTerm):
             self.states[name] = Variable(from_numpy(np.asarray(value, np.float32)), name=f"integrity.{name}")
 
     def variables(self) -> dict[str, Variable]:
-        """Return the states: step, ε, τ, S, PI, its average b and variance v, average norm s, d, ρ, alarms, skips."""
+        """Return the states: step, ε, τ, S, PI, its average b and variance v, average norm s, d, ρ, and counts."""
         return dict(self.states)
 
     def __call__(self, view: StepView) -> None:
@@ -98,12 +104,23 @@ class integrity(Settings, StepTerm):
         surprise = call("where", any_gradient, found / mean.clamp(min=1e-30), 0.0)
         ratio = epsilon / tau.clamp(min=LEAST_ENTROPY)
         pi = ((ratio * (1 - self.gamma) + surprise * self.gamma) * -self.alpha).exp()
-        self._follow(view, pi, mean, t, {"epsilon": epsilon, "tau": tau, "surprise": surprise})
+        errors = call("isfinite", view.loss.to("float32") + epsilon + tau)
+        usable = call("logical_and", errors, call("isfinite", mean))
+        skip = call("logical_not", errors if view.scaled else usable)
+        view.skip(skip)
+        self._count(usable, skip)
+        self._follow(view, usable, pi, mean, t, {"epsilon": epsilon, "tau": tau, "surprise": surprise})
 
-    def _follow(self, view: StepView, pi: Tensor, mean: Tensor, t: Tensor, terms: Mapping[str, Tensor]) -> None:
+    def _count(self, usable: Tensor, skip: Tensor) -> None:
+        counts = self.states
+        counts["skipped"].assign(counts["skipped"] + call("logical_not", usable).to("float32"))
+        counts["streak"].assign((counts["streak"] + 1.0) * skip.to("float32"))
+
+    def _follow(
+        self, view: StepView, usable: Tensor, pi: Tensor, mean: Tensor, t: Tensor, terms: Mapping[str, Tensor]
+    ) -> None:
         """Update averages, the deviation and the latch; a step whose figures are not finite changes none of them."""
         old = self.states
-        usable = call("logical_and", call("isfinite", pi), call("isfinite", mean))
         start = call("eq", t, 0.0)
         b = call("where", start, pi, old["b"])
         d = (pi - b) / (old["v"].sqrt() + 0.02)
@@ -118,7 +135,6 @@ class integrity(Settings, StepTerm):
             view.report(f"integrity.{name}", value)
             kept = call("where", usable, value, old[name])
             old[name].assign(kept.to(old[name].dtype))
-        old["skipped"].assign(old["skipped"] + call("logical_not", usable).to("float32"))
 
     def errors(self, view: StepView) -> tuple[Tensor, Tensor]:
         """Return (mean cross-entropy ε, mean entropy of predictions τ) over supervised tokens, 0-d, in nats."""
@@ -128,7 +144,7 @@ class integrity(Settings, StepTerm):
             error.fix = f"name the scores: {type(self).__name__}(logits=...)"
             raise
         log = call("log_softmax", scores.to("float32") if scores.dtype.is_low else scores, axis=-1)
-        entropy = -(log.exp() * log).sum(axis=-1)
+        entropy = -(log.exp() * log.clamp(min=LEAST_LOG)).sum(axis=-1)
         marks = None if self.mask is None else view.named(self.mask)
         try:
             targets = view.named(self.targets)

@@ -26,6 +26,7 @@ from graphwright.experts.routers import RouterNodes, threshold_routers
 from graphwright.graph import NodeId
 from graphwright.ops import call
 from graphwright.optim import StepTerm, StepView
+from graphwright.optim.step_terms import check_streak
 from graphwright.program import Program
 from graphwright.program.editing.proposal import Proposal, apply_proposals
 from graphwright.program.op_graph import Ref
@@ -93,6 +94,7 @@ class Signals(StepTerm):
             targets=care.targets, mask=care.mask, shifted=care.shifted,
         )  # fmt: skip
         self.own.states["seen"] = _state("integrity.seen", 0.0)  # alarms that were reported
+        self.own.states["k"] = _state("life.k", 0.0)
 
     def nodes(self, program: Program) -> Iterator[Ref]:
         """Follow the experts of the program; iterate over what is read of each router."""
@@ -116,10 +118,11 @@ class Signals(StepTerm):
     def __call__(self, view: StepView) -> None:
         """Measure one step, and assign the states."""
         self.own(view)
-        for router in threshold_routers(view.program):
-            self._measure(view, router, self.layers[router.path])
+        active = [self._measure(view, r, self.layers[r.path]) for r in threshold_routers(view.program)]
+        view.assign(self.own.states["k"], sum(active[1:], active[0]) / float(len(active)))
 
-    def _measure(self, view: StepView, router: RouterNodes, state: LayerState) -> None:
+    def _measure(self, view: StepView, router: RouterNodes, state: LayerState) -> Tensor:
+        """Measure a layer, and assign its states; return the mean number of its experts per token."""
         care, path = self.care, router.path
         hits, none = view.value(router.value("hits")).to("float32"), view.value(router.value("unrouted"))
         tokens = view.value(_tokens(router)).to("float32")
@@ -129,21 +132,23 @@ class Signals(StepTerm):
         fast = state.fast * care.decay + share * (1 - care.decay)
         held = call("lt", self.own.states["t"], state.renewed[1])
         keep = call("where", held, care.decay, care.slow).to("float32")
-        state.slow.assign(state.slow * keep + share * (1.0 - keep))
-        state.rate.assign(rate)
-        state.fast.assign(fast)
+        view.assign(state.slow, state.slow * keep + share * (1.0 - keep))
+        view.assign(state.rate, rate)
+        view.assign(state.fast, fast)
         before = call("cumsum", none.to("float32"), axis=0)
         row = call("remainder", state.ring[0] + before - 1.0, float(KEPT))
         row = call("where", none, row, float(KEPT)).to("int64")
-        state.unrouted.assign(call("index_put", state.unrouted, tokens, row, axis=0))
+        view.assign(state.unrouted, call("index_put", state.unrouted, tokens, row, axis=0))
         number = before[-1]
         following = call("remainder", state.ring[0] + number, float(KEPT))
-        state.ring.assign(call("stack", following, (state.ring[1] + number).clamp(max=float(KEPT))))
+        view.assign(state.ring, call("stack", following, (state.ring[1] + number).clamp(max=float(KEPT))))
         last = call("concat", tokens, state.recent, axis=0)
-        state.recent.assign(last[: state.recent.shape[0]])
+        view.assign(state.recent, last[: state.recent.shape[0]])
         prefix = f"life.{path}." if path else "life."
         view.report(f"{prefix}unrouted", share)
-        view.report(f"{prefix}k", hits.sum() / float(hits.shape[0]))
+        active = hits.sum() / float(hits.shape[0])
+        view.report(f"{prefix}k", active)
+        return active
 
     def _follow(self, program: Program, routers: list[RouterNodes]) -> None:
         """Give new experts the expected rate, keep that of the others, and drop layers that are gone."""
@@ -246,7 +251,10 @@ class Regeneration(Settings):
 
     # -- decisions ---------------------------------------------------------------------------------------------------
     def propose(self, view: Any) -> list[Proposal]:
-        """Return the changes after a step of a compiled step with the term of `signals`; `view` has its `program`."""
+        """Return the changes after a step of a compiled step with the term of `signals`; `view` has its `program`.
+
+        Raises: Diverged if the updates of five steps in a row were skipped, as their loss or S was not finite.
+        """
         signals = self.signals()
         states = signals.own.states
         now, rho, alarms = (int(states["t"].item()), states["rho"].item(), int(states["alarms"].item()))
@@ -255,13 +263,17 @@ class Regeneration(Settings):
             facts = {"d": states["d"].item(), "pi": states["pi"].item()}
             found.append(Proposal("alarm", "integrity", "predictions fit worse than they did", facts))
             states["seen"].assign(Tensor(from_numpy(np.asarray(alarms, np.float32))))
+        before, self.made["t"] = self.made.get("t"), now
+        if now == before and (streak := int(states["streak"].item())):  # a skipped step is not counted
+            check_streak(streak, f"after step {now}")
+            return found
         most = self.due(now, rho)
         if most is None:
             return found
         idle = True
         for number, router in enumerate(threshold_routers(view.program)):
             changes = self._layer(view.program, router, signals.layers[router.path], now, most, number)
-            idle = idle and not changes
+            idle = idle and all(change.event != "expert_reborn" for change in changes)
             found += changes
         self._warn(rho, idle)
         return found
@@ -271,9 +283,9 @@ class Regeneration(Settings):
         return None if step % self.every else round(rho * self.most)
 
     def figures(self) -> dict[str, float]:
-        """Return PI, d and ρ after the last step."""
+        """Return PI, d, ρ, and k, the mean number of experts per token over all layers, after the last step."""
         states = self.signals().own.states
-        return {name: states[name].item() for name in ("pi", "d", "rho")}
+        return {name: states[name].item() for name in ("pi", "d", "rho", "k")}
 
     def apply(self, program: Program) -> list[Proposal]:
         """Propose, and make the changes in one edit of author `lifecycle`; return all proposals."""

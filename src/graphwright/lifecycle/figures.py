@@ -63,6 +63,7 @@ class Figures:
         curve: loss, and figures of the controller.
         measured: sum, number and least of each figure of the controller, over all steps.
         ended: whether the segment is over.
+        skipped, streak: steps whose update was skipped, and those at the end in a row.
     """
 
     start: int
@@ -74,14 +75,19 @@ class Figures:
     curve: Curve = field(default_factory=Curve)
     measured: dict[str, list[float]] = field(default_factory=dict)
     ended: bool = False
+    skipped: int = 0
+    streak: int = 0
 
     def add(self, loss: float, items: int, tokens: int, values: Mapping[str, float]) -> None:
-        """Add a step."""
+        """Add a step; its update was skipped if the loss is not finite."""
         self.steps += 1
         self.items += items
         self.tokens += tokens
-        self.loss_first = loss if self.loss_first is None else self.loss_first
-        self.loss_last = loss
+        if isfinite(loss):
+            self.loss_first = loss if self.loss_first is None else self.loss_first
+            self.loss_last, self.streak = loss, 0
+        else:
+            self.skipped, self.streak = self.skipped + 1, self.streak + 1
         self.curve.add(self.start + self.steps, {"loss": loss, **values})
         for name, value in values.items():
             if isfinite(value):
@@ -104,7 +110,7 @@ class Figures:
     def from_json(cls, data: Mapping[str, Any]) -> Figures:
         """Return the figures of a dict of `to_json`. Raises: ProgramFileError."""
         forms.table(data, cls.__dataclass_fields__, "segment")
-        for name in ("start", "steps", "items", "tokens"):
+        for name in ("start", "steps", "items", "tokens", "skipped", "streak"):
             forms.integer(data[name], field=f"segment.{name}")
         forms.flag(data["ended"], "segment.ended")
         curve = Curve(**forms.table(data["curve"], Curve.__dataclass_fields__, "segment.curve"))

@@ -13,6 +13,7 @@ from graphwright.autograd.random import Generator, rng
 from graphwright.errors import NonFinite, UsageError
 from graphwright.lifecycle.figures import Figures
 from graphwright.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from graphwright.optim.step_terms import check_streak
 from graphwright.program.editing.proposal import Proposal, apply_proposals
 
 if TYPE_CHECKING:
@@ -80,7 +81,11 @@ class Segment:
         Args:
             batch: inputs of the step by name, or in the order of `train.inputs`.
             care: a controller.
-        Raises: NonFinite, before the commit, so that the last commit has the weights before this step; FeedError.
+        A step whose update a term skipped (see `experts.integrity`) returns NaN, is logged as a fault and committed;
+        the schedule does not advance, and `care` is not asked.
+
+        Raises: NonFinite for a loss that is not finite, if no term skips such updates; Diverged at the fifth skipped
+            update in a row; both before the commit, so that the last commit has the weights before it; FeedError.
         """
         life = self._open()
         feeds = self._feeds(batch)
@@ -88,16 +93,9 @@ class Segment:
         self.whole = False
         loss = float(self.train(feeds).item())
         if not isfinite(loss):
-            raise NonFinite("the loss is not finite", where=f"step {life.age + 1} of {life.name}", got=loss,
-                            fix=f"open the life again: its last commit is step {life.store.last.step}")  # fmt: skip
+            self._check(loss)
         life.age += 1
-        if isinstance(self.schedule, ReduceLROnPlateau):
-            self.schedule.step(loss)
-        elif self.schedule is not None:
-            self.schedule.step()
-        proposals = [] if care is None else list(care.propose(self))
-        measure = getattr(care, "figures", None)
-        values = {} if measure is None else dict(measure())
+        proposals, values = self._decided(loss, care) if isfinite(loss) else ([], {})
         first = next((a for a in map(np.shape, feeds.values()) if a), ())
         counted = next((f for f in feeds.values() if "int" in str(getattr(f, "dtype", ""))), None)
         tokens = 0 if counted is None else int(np.prod(np.shape(counted)))
@@ -108,6 +106,26 @@ class Segment:
         life._commit_step()
         return loss
 
+    def _check(self, loss: float) -> None:
+        """Log a step whose update was skipped. Raises: NonFinite if it was not; Diverged after too many in a row."""
+        life, streak = self.life, self.figures.streak + 1
+        where, last = f"step {life.age + 1} of {life.name}", f"its last commit is step {life.store.last.step}"
+        if not self.train.skipped:
+            raise NonFinite("the loss is not finite", where=where, got=loss, fix=f"open the life again: {last}")
+        check_streak(streak, where, f"; open the life again: {last}")
+        facts = {"reason": "loss or gradients not finite, update skipped", "streak": streak}
+        life.log.add("fault", life.age + 1, facts)
+
+    def _decided(self, loss: float, care: Controller | None) -> tuple[list[Proposal], dict[str, float]]:
+        """Advance the schedule; return what the controller proposes, and its figures."""
+        if isinstance(self.schedule, ReduceLROnPlateau):
+            self.schedule.step(loss)
+        elif self.schedule is not None:
+            self.schedule.step()
+        proposals = [] if care is None else list(care.propose(self))
+        measure = getattr(care, "figures", None)
+        return proposals, {} if measure is None else dict(measure())
+
     def end(self) -> None:
         """End the segment: log it, and write everything. Raises: UnwritableTarget."""
         life = self._open()
@@ -117,7 +135,7 @@ class Segment:
         facts = {**figures.to_json(), "alarms": alarms}
         facts |= {"curve": {"stride": figures.curve.stride, "points": figures.curve.points}}
         facts["measured"] = figures.summary()
-        del facts["ended"]
+        del facts["ended"], facts["streak"]
         life.log.add("segment_end", life.age, facts)
         life._leave(self)
 
@@ -156,6 +174,7 @@ class Segment:
         entry = apply_proposals(life.program, proposals, tool, life.age)
         if entry is not None:
             life._take_edits()
+            self.train.refresh()  # the commit has the states of new experts
         for x in proposals:
             link = {} if entry is None or x.apply is None else {"entry": entry.seq, "hash": entry.hash}
             life.log.add(x.event, life.age, {**x.facts, "name": x.name, "reason": x.reason, **link})

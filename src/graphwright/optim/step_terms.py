@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial, reduce
 from typing import TYPE_CHECKING
 
+from graphwright.array import bool_
 from graphwright.autograd import Parameter, Tensor, Variable
-from graphwright.errors import UsageError
+from graphwright.errors import Diverged, UsageError
 from graphwright.ops import call
 from graphwright.optim.optimizer import wide
 from graphwright.program.derived.gradient import endpoint
@@ -21,6 +23,9 @@ from graphwright.program.op_graph import Ref, Value
 if TYPE_CHECKING:
     from graphwright.program.derived.step import StepValues
     from graphwright.program.program import Program
+
+PATIENCE = 5
+"""Number of consecutive skipped steps at which a training has diverged."""
 
 
 class StepTerm:
@@ -111,14 +116,16 @@ class StepView:
     Attributes:
         program: the trained program.
         loss: the loss of this batch, 0-d.
+        scaled: whether a GradScaler scales the loss; it then skips updates whose gradients overflow.
     """
 
     def __init__(
         self, asked: Asked, seen: StepValues, grads: Mapping[Parameter, Tensor], factor: Tensor | float | None,
-        reports: dict[str, Tensor],
+        reports: dict[str, Tensor], skips: list[Tensor],
     ) -> None:  # fmt: skip
-        self.program, self.loss = asked.program, seen.results["loss"]
-        self._asked, self._seen, self._grads, self._factor, self._reports = asked, seen, grads, factor, reports
+        self.program, self.loss, self.scaled = asked.program, seen.results["loss"], isinstance(factor, Tensor)
+        self._asked, self._seen, self._grads, self._factor = asked, seen, grads, factor
+        self._reports, self._skips = reports, skips
 
     def value(self, ref: Ref, port: int = 0) -> Tensor:
         """Return a result of a node that `nodes` returns. Raises: UsageError for another node."""
@@ -158,10 +165,26 @@ class StepView:
 
     def report(self, name: str, value: Tensor) -> None:
         """Make a value a further result of the step: `step.reports[name]` after a call. Raises: UsageError if taken."""
-        if name == "loss" or name in self._reports:
+        if name in ("loss", "skipped") or name in self._reports:
             raise UsageError("a result of the step has this name", where=self._asked.name, got=name,
                              fix="report it under another name")  # fmt: skip
         self._reports[name] = value.detach()
+
+    def skip(self, flag: Tensor) -> None:
+        """Where `flag`, a 0-d bool, is True, skip the update: no weight, moment or step count changes.
+
+        The step then returns NaN as its loss, and `step.skipped` is True. With `accumulate=k`, a flag in one of the k
+        batches skips their update. Raises: UsageError for another tensor.
+        """
+        if flag.shape or flag.dtype is not bool_:
+            raise UsageError("the flag of a skipped update is not a 0-d bool", where=self._asked.name, got=flag.spec)
+        self._skips.append(flag.detach())
+
+    def assign(self, variable: Variable, value: Tensor) -> None:
+        """Assign a state of the term, unless this term or one before it skips the update."""
+        skipped = any_of(self._skips)
+        kept = value if skipped is None else call("where", skipped, variable, value)
+        variable.assign(kept.to(variable.dtype))
 
     def _declared(self, ref: Ref, port: int) -> Value:
         found = endpoint(self.program, ref)
@@ -178,6 +201,19 @@ class StepView:
 
     def _where(self, at: Value) -> str:
         return f"{self._asked.name}: {self.program.path(at.node)}"
+
+
+def check_streak(streak: int, where: object, fix: str = "") -> None:
+    """Raise Diverged if the updates of at least `PATIENCE` steps in a row were skipped; `fix` is a further one."""
+    if streak >= PATIENCE:
+        raise Diverged("loss or gradients of consecutive steps were not finite, so that their updates were skipped",
+                       where=where, expected=f"fewer than {PATIENCE} such steps in a row", got=f"{streak} steps",
+                       fix=f"check the batches, use a smaller learning rate, or clip=1.0{fix}")  # fmt: skip
+
+
+def any_of(flags: Sequence[Tensor]) -> Tensor | None:
+    """Return whether one of some 0-d bools is True, 0-d; None without any."""
+    return reduce(partial(call, "logical_or"), flags) if flags else None
 
 
 def named_terms(terms: Sequence[StepTerm]) -> dict[str, StepTerm]:

@@ -31,7 +31,7 @@ from graphwright.errors import UsageError
 from graphwright.ops import call
 from graphwright.ops.casting import low_dtype
 from graphwright.optim.optimizer import Optimizer
-from graphwright.optim.step_terms import Asked, StepTerm, StepView, named_terms
+from graphwright.optim.step_terms import Asked, StepTerm, StepView, any_of, named_terms
 from graphwright.plan.compile import plan_for, spec_of
 from graphwright.plan.options import CompileOptions
 from graphwright.plan.planning.lowering import wait_for_vm
@@ -75,7 +75,7 @@ class CompiledStep:
         optimizer: updates the parameters.
         settings: the options.
         terms: the terms of `also` by name.
-        reports: what the terms reported in the last call, by name.
+        reports: what the terms reported in the last call, by name; with a term that may skip updates also `skipped`.
         inputs: specs by name.
         low: the dtype of autocast, or None.
     """
@@ -97,6 +97,7 @@ class CompiledStep:
         self._planning = CompileOptions(executor=settings.executor, deterministic=settings.deterministic,
                                         device=device, remat=settings.remat)  # fmt: skip
         self._count = Variable(from_numpy(np.zeros((), np.float32)), name="accumulated")
+        self._skips = Variable(from_numpy(np.zeros((), np.float32)), name="skips")  # 1 if a batch of this step skips
         if settings.accumulate > 1:
             optimizer.extra_moments = (*dict.fromkeys((*optimizer.extra_moments, _SUM)),)
         self._made: TrainingStepGraph | RetracedStep | None = None
@@ -110,6 +111,11 @@ class CompiledStep:
         self.reports = {name: Tensor(found[name]) for name in found if name != "loss"}
         return Tensor(found["loss"])
 
+    @property
+    def skipped(self) -> bool:
+        """Whether a term skipped the update of the last call; see `StepView.skip`. It reads memory."""
+        return "skipped" in self.reports and bool(self.reports["skipped"].item())
+
     def bind(self) -> BoundCall:
         """Bind the step to fixed buffers for inputs and loss; see `BoundCall`. After an edit, bind again."""
         wait_for_vm(self._planning)
@@ -118,21 +124,22 @@ class CompiledStep:
     @property
     def program(self) -> Program:
         """The whole step as a program, for inspection: forward nodes, backward nodes `grad.*`, and update nodes."""
-        self._refresh()
+        self.refresh()
         assert self._made is not None
         return self._made.program
 
     @property
     def plan(self) -> Plan:
         """The plan that the next call runs."""
-        self._refresh()
+        self.refresh()
         assert self._plan is not None
         return self._plan
 
     def variables(self) -> dict[str, Variable]:
         """Return the step's own state: the number of accumulated batches, and the states of terms."""
         own = {f"also.{name}.{n}": v for name, term in self.terms.items() for n, v in term.variables().items()}
-        return {self._count.name: self._count, **own}
+        batches = (self._count, self._skips) if self.settings.accumulate > 1 else (self._count,)
+        return {**{v.name: v for v in batches}, **own}
 
     def options(self) -> dict[str, Any]:
         """Return the options that a saved training and the step that resumes it must share, as JSON values."""
@@ -143,8 +150,8 @@ class CompiledStep:
         return {**facts, "remat": None if planning.remat is None else str(planning.remat)}
 
     # -- updates ----------------------------------------------------------------------------------------------------
-    def _refresh(self) -> None:
-        """Update the step and its plan after changes of the program, the parameters or the training mode."""
+    def refresh(self) -> None:
+        """Update the step, its plan and the states of terms after changes of the program; every call does it first."""
         if self._seen == (changes.count, training()):
             return
         now = (self.source.version, self.source.checkpoints, training())
@@ -189,46 +196,55 @@ class CompiledStep:
 
     def _update(self, seen: StepValues) -> Mapping[str, Tensor]:
         """Add the gradients of terms, accumulate, unscale and clip, then update, in the order of an eager loop."""
-        reports = self._add_terms(seen)
-        waiting, scaler = self._accumulated() if self.settings.accumulate > 1 else None, self.settings.scaler
+        reports, skip = self._add_terms(seen)
+        waiting, held, scaler = None, None, self.settings.scaler
+        with no_grad(), scoped("skip"):
+            if skip is not None:
+                reports |= {"skipped": skip, "loss": call("where", skip, float("nan"), seen.results["loss"])}
+                held = skip.to("float32")
+        if self.settings.accumulate > 1:
+            waiting, held = self._accumulated(held)
         if self.settings.clip is not None:
             if scaler is not None:
                 scaler.unscale_(self.optimizer)
             clip_grad_norm_(self.optimizer.parameters(), self.settings.clip)
         if scaler is None:
-            self.optimizer.step(found_inf=waiting)
+            self.optimizer.step(found_inf=held)
         else:
-            scaler.step(self.optimizer, waiting=waiting)
+            scaler.step(self.optimizer, waiting=held)
             scaler.update(waiting=waiting)
         return reports
 
-    def _add_terms(self, seen: StepValues) -> Mapping[str, Tensor]:
-        """Add the gradients of the terms to those of the loss; return what they report."""
-        reports: dict[str, Tensor] = {}
+    def _add_terms(self, seen: StepValues) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Add the gradients of the terms to those of the loss; return what they report, and if one may, who skips."""
+        reports, skips = dict[str, Tensor](), list[Tensor]()
         if not self._asked:
-            return reports
+            return reports, None
         trained = set(self._trained())
         grads = {p: p.grad for p in trained if p.grad is not None}
         with enable_grad():
             factor = self._from_root()
             for asked in self._asked:
                 with scoped(asked.name):
-                    loss = asked.loss(StepView(asked, seen, grads, factor, reports), trained)
+                    loss = asked.loss(StepView(asked, seen, grads, factor, reports, skips), trained)
                     wanted = [p for p in dict.fromkeys(asked.trains.values()) if p in trained]
                     if loss is None or not loss.requires_grad:  # a constant, such as the spread of a single expert
                         continue
                     for p, g in zip(wanted, grad(self._root(loss), wanted, allow_unused=True), strict=True):
                         if g is not None:
                             p.grad = g if p.grad is None else p.grad + g.to(p.grad.dtype)
-        return reports
+        return reports, any_of(skips)
 
     def _from_root(self) -> Tensor | float | None:
         """Return the factor of gradients of the differentiated value that gives those of the loss; None for 1."""
         scaler, batches = self.settings.scaler, float(self.settings.accumulate)
         return batches * scaler.inverse() if scaler is not None else None if batches == 1 else batches
 
-    def _accumulated(self) -> Tensor:
-        """Add the gradients to those of the step's earlier batches; return 0 on the last batch of a step, else 1."""
+    def _accumulated(self, skip: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Add the gradients to those of the step's earlier batches.
+
+        Return 0 on the last batch of a step, else 1; and the same, but 1 if `skip` was 1 in one of the batches.
+        """
         with no_grad(), scoped("accumulate"):
             first, count = call("eq", self._count, 0.0), self._count + 1.0
             for p in self.optimizer.parameters():
@@ -239,7 +255,12 @@ class CompiledStep:
                     p.grad = summed
             last = call("ge", count, float(self.settings.accumulate))
             self._count.assign(call("where", last, 0.0, count))
-            return call("where", last, 0.0, call("full_like", count, value=1.0))
+            waiting = call("where", last, 0.0, call("full_like", count, value=1.0))
+            if skip is None:
+                return waiting, waiting
+            skips = call("maximum", skip, call("where", first, 0.0, self._skips))
+            self._skips.assign(skips)
+            return waiting, call("maximum", waiting, skips)
 
 
 def compile_step(

@@ -8,7 +8,6 @@ from graphwright.structure.costs import latency
 from graphwright.structure.elements import Element, init_for
 from graphwright.structure.errors import (
     ClippedStart,
-    Diverged,
     GatesCannotClose,
     GatesUnused,
     NoTaskTerm,
@@ -46,7 +45,7 @@ from graphwright.structure.report import Discretized, StepReport
 from graphwright.structure.searching import SearchResult, ops, search, skips, widths
 
 __all__ = [
-    "BudgetUnreachable", "ClippedStart", "DifferentiableGraph", "Discretized", "Diverged", "Element",
+    "BudgetUnreachable", "ClippedStart", "DifferentiableGraph", "Discretized", "Element",
     "GatesCannotClose", "GatesUnused", "JointOptimizer", "LearnOptions", "Learned", "NoTaskTerm", "NotScalar",
     "Penalty", "Policy", "Proposal", "ProtectedElement", "SearchResult", "SoftGates", "StepReport",
     "TemperatureSchedule", "Terms", "ThresholdPolicy", "TopPolicy", "WouldDisconnect", "additions",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphwright.errors import ComputeError, UsageError
+from graphwright.errors import UsageError
 
 
 class NotScalar(UsageError):
@@ -15,10 +15,6 @@ class GatesUnused(UsageError):
 
 class WouldDisconnect(UsageError):
     """Cuts would disconnect an output from all inputs."""
-
-
-class Diverged(ComputeError):
-    """Loss or gradients were not finite in several consecutive steps."""
 
 
 class NoTaskTerm(UserWarning):

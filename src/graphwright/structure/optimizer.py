@@ -21,16 +21,17 @@ import numpy as np
 from graphwright.array import Device, from_numpy
 from graphwright.array.formulas import optimizers, specialise
 from graphwright.autograd import Parameter, Tensor, Variable, as_tensor, grad, no_grad
-from graphwright.errors import UsageError
+from graphwright.errors import Diverged, UsageError
 from graphwright.ops import call
 from graphwright.optim import Adam, Optimizer, clip_grad_norm_, save_state
 from graphwright.optim.checkpoint import SavedState
+from graphwright.optim.step_terms import PATIENCE
 from graphwright.plan import compile
 from graphwright.program import Program
 from graphwright.program.gates import COST, FREE, LOGITS, STATE
 from graphwright.settings import Range
 from graphwright.structure.elements import Key, elements, numbers
-from graphwright.structure.errors import Diverged, GatesCannotClose, GatesUnused, NoTaskTerm
+from graphwright.structure.errors import GatesCannotClose, GatesUnused, NoTaskTerm
 from graphwright.structure.graph import DifferentiableGraph, Task, check_task
 from graphwright.structure.losses import NormLimits, Objective, Terms, label, state_variables
 from graphwright.structure.policy import Policy, Proposes
@@ -123,8 +124,6 @@ class LogitMoments:
 
 MODES = ("joint", "bilevel", "alternate", "gates", "params")
 BATCH = Mapping[str, Any]
-_PATIENCE = 5
-"""Number of consecutive skipped steps at which `Diverged` is raised."""
 
 
 @dataclass(frozen=True)
@@ -312,8 +311,8 @@ class JointOptimizer:
     def _skip(self, found: list[float], warm: Mapping[str, float], batch: BATCH) -> StepReport:
         self.skipped += 1
         self._in_a_row += 1
-        if self._in_a_row >= _PATIENCE:
-            raise Diverged(f"loss or gradients were not finite in {_PATIENCE} consecutive steps, which were skipped",
+        if self._in_a_row >= PATIENCE:
+            raise Diverged(f"loss or gradients were not finite in {PATIENCE} consecutive steps, which were skipped",
                            where=f"step {self.view.step}, {self._culprit(batch)}", got=found[0],
                            fix="use a smaller learning rate, clip=1.0, or check the batch")  # fmt: skip
         return self._report(self.view.step, found, warm, (), True)
