@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -130,6 +133,31 @@ def test_a_skipped_step_is_a_fault_of_the_log_and_the_life_continues_as_without_
     (facts,) = (e.facts for e in life.log.of("segment_end"))
     assert (facts["steps"], facts["skipped"], facts["loss_first"], facts["loss_last"]) == (14, 6, losses[0], losses[-1])
     assert life.verify()
+    drawn = ElementTree.fromstring(life.to_svg())
+    events = Counter(e.get("class", "") for e in drawn.iter() if "event-" in e.get("class", ""))
+    assert events == {f"event-{k}": n for k, n in life.log.counts().items() if k not in ("birth", "segment_end")}
+
+
+@pytest.mark.filterwarnings("ignore:alarms find no dead expert")
+def test_a_life_draws_pi_its_latch_and_the_number_of_experts_per_token(tmp_path):
+    life, run_, care = begun(tmp_path / "life")
+    seen: dict[str, list[float]] = {name: [] for name in ("loss", "pi", "rho", "k")}
+    for b in batches()[:6]:
+        out = life.program.run({"x": b["x"]})
+        (router,) = ex.threshold_routers(life.program)
+        seen["k"].append(float(out.value(router.value("hits")).to_numpy().sum(axis=1).mean()))
+        seen["loss"].append(run_.step(b, care))
+        for name in ("pi", "rho"):
+            seen[name].append(care.signals().own.states[name].item())
+    rows = life.figures.curve.points
+    for name, values in seen.items():
+        assert [row[name] for row in rows] == pytest.approx(values, rel=1e-5)
+    text = life.to_svg()
+    drawn = re.findall(r"<polyline points=\"([^\"]*)\"[^>]*><title>(\w+)", text)
+    assert [(name, len(points.split())) for points, name in drawn] == [(n, 6) for n in ("loss", "pi", "d", "rho", "k")]
+    assert "k, experts per token" in text
+    heights = [-float(pair.split(",")[1]) for pair in drawn[-1][0].split()]
+    assert np.corrcoef(heights, seen["k"])[0, 1] == pytest.approx(1, abs=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore:alarms find no dead expert")

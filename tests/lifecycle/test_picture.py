@@ -12,10 +12,11 @@ from bonsai import begin, cared, train
 from graphwright import lifecycle as lf
 from graphwright.graph import Chain
 from graphwright.lifecycle.figures import POINTS, Curve, Figures
-from graphwright.lifecycle.log import LifeLog
+from graphwright.lifecycle.log import KINDS, LifeLog
 from graphwright.lifecycle.picture import draw, life_lines
 
 pytestmark = pytest.mark.usefixtures("warm")
+_ENDS = ("birth", "segment_end")  # where the picture and its curves begin and end
 
 
 def planted() -> LifeLog:
@@ -24,6 +25,7 @@ def planted() -> LifeLog:
     for step, kind, name in [
         (10, "expert_died", "a.0"), (20, "expert_born", "a.7"), (25, "expert_reborn", "a.0"),
         (30, "expert_reborn", "a.7"), (40, "expert_retired", "a.7"), (40, "alarm", "pi"), (41, "edit", "x"),
+        *((42 + i, kind, kind) for i, kind in enumerate(KINDS) if kind not in _ENDS and "expert" not in kind),
     ]:  # fmt: skip
         log.add(kind, step, {"name": name, "reason": "planted"})
     return log
@@ -38,10 +40,12 @@ def test_every_event_is_drawn_once():
     log = planted()
     root = ElementTree.fromstring(draw(log, "name <&>", 50, None))
     drawn = Counter(e.get("class", "").removeprefix("event-") for e in root.iter() if "event-" in e.get("class", ""))
-    assert drawn == {k: n for k, n in log.counts().items() if k != "birth"}
+    assert drawn == {k: n for k, n in log.counts().items() if k not in _ENDS}
     titles = [e.text for e in root.iter() if e.tag.endswith("title")]
     assert "a.7: expert retired at step 40 (planted)" in titles
     assert "alarm at step 40: planted" in titles
+    legend = {e.text for e in root.iter() if e.tag.endswith("text")}
+    assert {f"{k.replace('_', ' ')} ({n})" for k, n in drawn.items() if k != "segment_start"} <= legend
 
 
 def test_a_life_draws_its_loss_and_the_figures_of_its_controller(tmp_path):
@@ -50,7 +54,7 @@ def test_a_life_draws_its_loss_and_the_figures_of_its_controller(tmp_path):
     text = life.to_svg(tmp_path / "life.svg")
     assert (tmp_path / "life.svg").read_text() == text
     found = re.findall(r"<polyline points=\"([^\"]*)\"[^>]*><title>(\w+)", text)
-    assert [(name, len(points.split())) for points, name in found] == [("loss", 6), ("d", 6), ("pi", 6)]
+    assert [(name, len(points.split())) for points, name in found] == [("loss", 6), ("pi", 6), ("d", 6)]
     train(run, data, 7)
     run.end()
     opened = lf.open(tmp_path / "life", readonly=True)

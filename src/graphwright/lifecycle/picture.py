@@ -23,9 +23,14 @@ _MOST = 48
 _BEGINS = {"expert_born": "#1a7f37", "expert_reborn": "#8250df"}
 _ENDS = {"expert_died": "#cf222e", "expert_retired": "#57606a"}
 _LINES = {"alarm": ("#cf222e", "4 3"), "edit": ("#0969da", "1 3"), "merge": ("#8250df", "6 2"),
-          "fork": ("#1a7f37", "6 2"), "restore": ("#8c959f", "1 2"), "segment_start": ("#d0d7de", None)}  # fmt: skip
+          "fork": ("#1a7f37", "6 2"), "restore": ("#8c959f", "1 2"), "segment_start": ("#d0d7de", None),
+          "fault": ("#bc4c00", "2 2"), "rename": ("#57606a", "8 2"), "compaction": ("#57606a", "1 5"),
+          "export": ("#9a6700", "8 2")}  # fmt: skip
 """Events that are drawn as vertical lines -> colour and dashes."""
 
+_WORDS = {"loss": "loss", "pi": "PI, predictive integrity", "d": "d, deviation of PI from its average",
+          "rho": "ρ, latch of alarms", "k": "k, experts per token"}  # fmt: skip
+"""Figures that a controller often has -> what is written above their charts, in this order."""
 _SPANS = ("#54aeff", "#b6e3ff")
 """Colours of the lives of one expert, in turn."""
 
@@ -56,7 +61,7 @@ def life_lines(log: LifeLog) -> list[LifeLine]:
 
 
 def curves(log: LifeLog, running: Figures | None) -> dict[str, list[tuple[float, float]]]:
-    """Return each figure as (step, value) pairs, the loss first: those of all segments, `running` included."""
+    """Return each figure as (step, value) pairs, in the order of charts: of all segments, `running` included."""
     found: dict[str, list[tuple[float, float]]] = {}
     rows = [p for e in log.of("segment_end") for p in e.facts.get("curve", {}).get("points", [])]
     for row in [*rows, *([] if running is None or running.ended else running.curve.points)]:
@@ -65,7 +70,8 @@ def curves(log: LifeLog, running: Figures | None) -> dict[str, list[tuple[float,
         for name, value in values.items():
             if isinstance(value, int | float) and isfinite(value):
                 found.setdefault(name, []).append((step, value))
-    return dict(sorted(found.items(), key=lambda row: (row[0] != "loss", row[0])))
+    order = {name: i for i, name in enumerate(_WORDS)}
+    return dict(sorted(found.items(), key=lambda row: (order.get(row[0], len(order)), row[0])))
 
 
 def draw(log: LifeLog, title: str, age: int, running: Figures | None) -> str:
@@ -89,8 +95,13 @@ def draw(log: LifeLog, title: str, age: int, running: Figures | None) -> str:
     kinds = [*marks, *(kind for kind in (*_BEGINS, *_ENDS) if log.of(kind))]
     for i, kind in enumerate(kinds):
         colour = _LINES[kind][0] if kind in _LINES else (_BEGINS | _ENDS)[kind]
-        words = f"{kind.replace('_', ' ')} ({len(log.of(kind))})"
-        found.append(label(_LEFT + 140 * (i % 4), bottom + 12 + 16 * (i // 4), words, fill=colour))
+        x, y = _LEFT + 140 * (i % 4), bottom + 12 + 16 * (i // 4)
+        dashes = _LINES.get(kind, (None, None))[1]
+        found.append(
+            shape("line", x1=x, x2=x + 16, y1=y - 4, y2=y - 4, stroke=colour, stroke_dasharray=dashes)
+            if kind in _LINES else shape("circle", cx=x + 8, cy=y - 4, r=3.5, fill=colour)
+        )  # fmt: skip
+        found.append(label(x + 21, y, f"{kind.replace('_', ' ')} ({len(log.of(kind))})", fill=colour))
     return picture(_RIGHT + 20, bottom + 20 + 16 * (-(-len(kinds) // 4)), found, PAINTS)
 
 
@@ -117,7 +128,7 @@ def _panel(name: str, values: Sequence[tuple[float, float]], colour: str, last: 
     yield label(_LEFT - 5, top + 10, f"{high:.4g}", "end", class_="small")
     yield label(_LEFT - 5, top + _PANEL, f"{low:.4g}", "end", class_="small")
     yield shape("polyline", title=name, points=points(corners), fill="none", stroke=colour, stroke_width=1.5)
-    yield label(_RIGHT, top + 10, name, "end", fill=colour)
+    yield label(_LEFT + 5, top - 1, _WORDS.get(name, name), fill=colour)
 
 
 def _lives(line: LifeLine, last: int, y: float) -> Iterable[Shape]:
