@@ -22,9 +22,8 @@ from graphwright.surgery.factorise.methods import (
     ring,
     train,
 )
-from graphwright.surgery.factorise.report import milliseconds
-from graphwright.surgery.matrices import find_matrices, values
-from graphwright.surgery.measure import input_grams, output_error
+from graphwright.surgery.factorise.report import chain_speed
+from graphwright.surgery.matrices import find_matrices, input_grams, output_error, values
 
 TENSORS = ((16, 16, 16), (32, 32, 32), (48, 40, 44), (12, 12, 12, 12))
 SWEEPS = 10
@@ -113,8 +112,8 @@ def at_equal_error() -> Figure:
                     low, best, chain = middle, compression_ratio(factors), factors
                 else:
                     high = middle
-            took = None if chain is None or best <= 1 else milliseconds(chain)
-            note = "not smaller" if took is None else f"{took[0]:.3f} ms dense, {took[1]:.3f} ms as factors"
+            took = None if chain is None or best <= 1 else chain_speed(chain)
+            note = "not smaller" if took is None else f"{took.before:.3f} ms dense, {took.after:.3f} ms as factors"
             figure.add(f"{name}, error {allowed}", best, "x", note)
     for bits, low in ((8, 127), (4, 7)):
         scale = np.abs(w).max(axis=1, keepdims=True) / low

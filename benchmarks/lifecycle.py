@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +20,7 @@ from graphwright import lifecycle as lf
 from graphwright import nn, optim
 from graphwright.lifecycle import compaction
 from graphwright.optim import save_state
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "experts"))
-from planted import Net, Stream, objective
+from graphwright.testing.shift import Net, Stream, objective
 
 EXPERTS, WIDTH, DENSE = 64, (256, 96), (256, 320)
 PARTS = ("commits", "opening", "steps", "experts")
@@ -174,8 +171,8 @@ class FewClusters(Stream):
     def draw(self) -> dict[str, np.ndarray]:
         which = np.repeat(self.rng.integers(0, self.clusters, 2), self.batch // 2)
         offset = self.rng.normal(0, 0.1, (self.batch, self.dim))
-        targets = np.einsum("nkd,nd->nk", self.maps[which], offset).argmax(axis=1)
-        return {"x": (self.centres[which] + offset).astype(np.float32), "targets": targets}
+        targets = np.einsum("nkd,nd->nk", self.world.maps[which], offset).argmax(axis=1)
+        return {"x": (self.world.centres[which] + offset).astype(np.float32), "targets": targets}
 
 
 def experts() -> Figure:
