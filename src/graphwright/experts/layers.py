@@ -140,20 +140,24 @@ class DynMoE(MoE):
 
     Args:
         dim, hidden, experts: sizes of each expert, number of experts; hidden above 128 warns.
+        max_experts: number of experts with those that are not alive at first, which growth may give birth to; by default
+            `experts`.
         k0: mean number of experts per token that calibration aims at.
         null, kappa: of the router.
         kind, act, bias: of the experts, see `nn.MoE`.
     """
 
     def __init__(
-        self, dim: int, hidden: int, experts: int, k0: float, *, null: bool = False, kappa: float = 10.0,
-        kind: str = "gated", act: str = "silu", bias: bool = False, name: str = "", seed: int | None = None,
+        self, dim: int, hidden: int, experts: int, k0: float, max_experts: int | None = None, *, null: bool = False,
+        kappa: float = 10.0, kind: str = "gated", act: str = "silu", bias: bool = False, name: str = "",
+        seed: int | None = None,
     ) -> None:  # fmt: skip
+        most = experts if max_experts is None else max_experts
         if hidden > LARGE_EXPERT:
             text = f"many small experts, at most {LARGE_EXPERT} wide, leave a router more choice"
             warnings.warn(f"experts of width {hidden}: {text}", UserWarning, stacklevel=2)
-        router = ThresholdRouter(dim, experts, k0, kappa, null=null)
-        super().__init__(dim, hidden, experts, kind=kind, act=act, bias=bias, router=router, name=name, seed=seed)
+        router = ThresholdRouter(dim, most, k0, kappa, null=null, live=experts)
+        super().__init__(dim, hidden, most, kind=kind, act=act, bias=bias, router=router, name=name, seed=seed)
 
 
 class DynONN(Module):

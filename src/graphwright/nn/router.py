@@ -125,22 +125,27 @@ class ThresholdRouter(Module):
         kappa: initial κ > 0, the slope of the weights.
         null: divide by ln 2 + Σs, so that the score of a token's only expert has an effect and a gradient.
         ste: let gradients pass the choice as if it were σ(κz) (straight-through).
+        live: number of experts that are alive at first, by default all.
 
     Attributes:
         alive: buffer, bool [experts]; a dead expert has z = -∞ and no tokens.
     """
 
     def __init__(
-        self, dim: int, experts: int, k0: float, kappa: float = 10.0, *, null: bool = False, ste: bool = False
-    ) -> None:
-        if not 0 < k0 <= experts:
-            raise UsageError("invalid mean number of experts per token", expected=f"0 < k0 <= {experts}", got=k0)
+        self, dim: int, experts: int, k0: float, kappa: float = 10.0, *, null: bool = False, ste: bool = False,
+        live: int | None = None,
+    ) -> None:  # fmt: skip
+        live = experts if live is None else live
+        if not 0 < live <= experts:
+            raise UsageError("invalid number of live experts", expected=f"1 to {experts}", got=live)
+        if not 0 < k0 <= live:
+            raise UsageError("invalid mean number of experts per token", expected=f"0 < k0 <= {live}", got=k0)
         if not kappa > 0:
             raise UsageError("invalid slope of the weights", expected="kappa > 0", got=kappa)
         self.dim, self.k0, self.null, self.ste = dim, k0, null, ste
         self.eta = Parameter(initial.full((), log(kappa)))
-        self.alive = Buffer(from_numpy(np.ones(experts, bool)))
-        share = NormalDist().inv_cdf(1 - k0 / experts) / sqrt(dim) if k0 < experts else -1.0
+        self.alive = Buffer(from_numpy(np.arange(experts) < live))
+        share = NormalDist().inv_cdf(1 - k0 / live) / sqrt(dim) if k0 < live else -1.0
         self.start = float(np.float32(np.arctanh(np.clip(share, -HIGHEST_THRESHOLD, HIGHEST_THRESHOLD))))
         self._calibrated = False
 
