@@ -409,11 +409,13 @@ def test_a_mixture_of_any_number_of_experts_is_the_formula_of_its_routing():
 def test_experts_beyond_the_first_ones_are_free_slots_until_growth_needs_them():
     m = ex.DynMoE(C, 5, 6, 2, max_experts=9, name="m.", seed=0)
     x = normal(40, C).astype("f4")
-    assert len(m.experts) == 9 and m.router.alive.numpy().tolist() == [True] * 6 + [False] * 3
+    assert len(m.experts) == 9
+    assert m.router.alive.numpy().tolist() == [True] * 6 + [False] * 3
     with no_grad():
         ex.calibrate(m, gw.tensor(x), 2)
         chosen = m.route(gw.tensor(x)).choice.numpy()
-    assert chosen[:, :6].any(0).all() and not chosen[:, 6:].any()
+    assert chosen[:, :6].any(0).all()
+    assert not chosen[:, 6:].any()
     few, most = (ex.DynMoE(C, 5, n, 2, name="m.", seed=0) for n in (6, 9))
     assert m.router.start == few.router.start != most.router.start
     with pytest.raises(UsageError, match="live experts"):

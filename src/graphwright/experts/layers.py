@@ -140,8 +140,8 @@ class DynMoE(MoE):
 
     Args:
         dim, hidden, experts: sizes of each expert, number of experts; hidden above 128 warns.
-        max_experts: number of experts with those that are not alive at first, which growth may give birth to; by default
-            `experts`.
+        max_experts: number of experts together with the free slots, not alive at first, in which growth gives birth to
+            more; by default `experts`.
         k0: mean number of experts per token that calibration aims at.
         null, kappa: of the router.
         kind, act, bias: of the experts, see `nn.MoE`.
