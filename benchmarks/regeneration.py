@@ -73,7 +73,7 @@ def controlled(**options: Any) -> ex.Regeneration:
 
 def clock(schedule: Mapping[int, int], **options: Any) -> Clock:
     """A clock, and no other renewal."""
-    return Clock(upkeep=0, recent=BATCH, schedule=dict(schedule), **options)
+    return Clock(upkeep=0, recent=BATCH, every=1, schedule=dict(schedule), **options)
 
 
 def scattered(seed: int, renewals: Mapping[int, int]) -> dict[int, int]:

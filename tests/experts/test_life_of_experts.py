@@ -11,10 +11,12 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from scipy.stats import spearmanr
 
 import graphwright as gw
 from graphwright import experts as ex
 from graphwright import lifecycle as lf
+from graphwright.array import NDArray
 from graphwright.errors import Diverged
 from graphwright.optim import Adam
 from graphwright.optim.lr_scheduler import StepLR
@@ -79,6 +81,7 @@ def test_a_life_with_rebirths_that_was_stopped_equals_one_that_was_not(tmp_path)
     assert len(events[0]) >= 3
     assert events[0] == events[1]
     assert bytes_of(whole) == bytes_of(parts)
+    assert whole.figures == parts.figures  # of steps that no decision had read when it was stopped, too
     whole.verify()
     name = events[0][0][1]
     assert any(entry.author == "lifecycle" for entry in parts.program.blame(name))
@@ -154,9 +157,10 @@ def test_a_life_draws_pi_its_latch_and_the_number_of_experts_per_token(tmp_path)
         assert [row[name] for row in rows] == pytest.approx(values, rel=1e-5)
     text = life.to_svg()
     drawn = re.findall(r"<polyline points=\"([^\"]*)\"[^>]*><title>(\w+)", text)
-    assert [(name, len(points.split())) for points, name in drawn] == [(n, 6) for n in ("loss", "pi", "d", "rho", "k")]
+    names = ("loss", "pi", "d", "rho", "k", "gradient")
+    assert [(name, len(points.split())) for points, name in drawn] == [(n, 6) for n in names]
     assert "k, experts per token" in text
-    heights = [-float(pair.split(",")[1]) for pair in drawn[-1][0].split()]
+    heights = [-float(pair.split(",")[1]) for pair in dict((n, p) for p, n in drawn)["k"].split()]
     assert np.corrcoef(heights, seen["k"])[0, 1] == pytest.approx(1, abs=1e-3)
 
 
@@ -197,4 +201,39 @@ def test_only_experts_with_tokens_are_written(tmp_path):
     for i in range(6):
         moved = life.program.weights[f"mlp.experts.{i}.up.weight"].data.tobytes() != before[i]
         assert moved == used[i]
+    life.close()
+
+
+def test_a_life_reads_what_the_steps_measured_every_tenth_step_and_at_its_end(tmp_path, monkeypatch):
+    """The log has PI of each step, and each alarm, as if they were read in each step."""
+    p, stream = made(Stream(0, 32, 8)), Stream(1, 32, 8)
+    care = ex.Regeneration(k0=2.0, grace=10, alarm=0.5, upkeep=0)
+    step = gw.compile_step(p, objective, Adam(p, lr=3e-2), stream.draw(), also=[care.signals()])
+    life, seen, alarms, sizes = lf.birth(p, tmp_path / "life", name="bonsai"), [], [0.0], list[int]()
+    host = NDArray._host
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with life.segment(step, {"name": "stream"}) as run:
+            for age in range(1, 36):
+                if age in (15, 33):
+                    stream.shift()
+                with monkeypatch.context() as patch:
+                    patch.setattr(NDArray, "_host", lambda array: (sizes.append(array.size), host(array))[1])
+                    patch.setattr(life, "_commit_step", lambda: None)
+                    run.step(stream.draw(), care)
+                if age % 10 and age > 1:
+                    assert sizes == [1], age  # the loss
+                sizes.clear()
+                seen.append({n: step.reports[f"integrity.{n}"].item() for n in ("pi", "d", "rho", "gradient")})
+                alarms.append(step.reports["integrity.alarms"].item())
+    (end,) = life.log.of("segment_end")
+    assert [{n: point[n] for n in seen[0]} for point in end.facts["curve"]["points"]] == seen
+    at = [e.step for e in life.log.of("alarm")]
+    assert at == [t for t in range(1, 36) if alarms[t] > alarms[t - 1]]
+    assert any(15 <= t < 20 for t in at)
+    assert any(t > 30 for t in at)  # after the last decision
+    assert end.facts["alarms"] == len(at)
+    pi, norms = ([row[n] for row in seen] for n in ("pi", "gradient"))
+    assert end.facts["measured"]["pi"] == {"mean": pytest.approx(np.mean(pi)), "least": min(pi)}
+    assert end.facts["rank_correlations"]["gradient"]["pi"] == pytest.approx(spearmanr(pi, norms).statistic)
     life.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from math import erf
 from pathlib import Path
@@ -51,9 +52,10 @@ def parameters(p: Program, i: int) -> dict[str, np.ndarray]:
 
 
 # -- what is counted ---------------------------------------------------------------------------------------------------
-def test_rates_and_unrouted_tokens_equal_a_count_in_numpy():
+@pytest.mark.parametrize(("decay", "long"), [(0.98, 0.998), (0.9, 0.95)])
+def test_rates_and_unrouted_tokens_equal_a_count_in_numpy(decay, long):
     """Tokens of the fallback are no hits; the buffer has the last unrouted tokens in order."""
-    r = run(ex.Regeneration(**QUIET))
+    r = run(ex.Regeneration(**QUIET, decay=decay, slow=long))
     rate, fast, slow = np.full(6, 2 / 6), (1 - 2 / 6) ** 6, (1 - 2 / 6) ** 6
     kept: list[np.ndarray] = []
     for _ in range(60):
@@ -63,8 +65,8 @@ def test_rates_and_unrouted_tokens_equal_a_count_in_numpy():
         hits, none = (seen.value(router.value(n)).to_numpy() for n in ("hits", "unrouted"))
         np.testing.assert_array_equal(none, ~hits.any(axis=1))
         r.train(batch)
-        rate = 0.98 * rate + 0.02 * hits.mean(axis=0)
-        fast, slow = 0.98 * fast + 0.02 * none.mean(), 0.998 * slow + 0.002 * none.mean()
+        rate = decay * rate + (1 - decay) * hits.mean(axis=0)
+        fast, slow = (d * old + (1 - d) * none.mean() for d, old in ((decay, fast), (long, slow)))
         kept += [x for x, u in zip(batch["x"], none, strict=True) if u]
     np.testing.assert_allclose(state(r).rate.numpy(), rate, rtol=1e-5)
     assert state(r).fast.item() == pytest.approx(fast, rel=1e-4)
@@ -176,9 +178,9 @@ def test_between_decisions_nothing_is_proposed_and_upkeep_replaces_one():
 
 
 # -- a new expert ------------------------------------------------------------------------------------------------------
-def reborn(covered: bool = False) -> tuple[Run, dict[int, dict[str, np.ndarray]], Proposal]:
+def reborn(covered: bool = False, **options) -> tuple[Run, dict[int, dict[str, np.ndarray]], Proposal]:
     """A run of which expert 2 was replaced; `covered`: expert 0 has all tokens, so that others share theirs with it."""
-    r = run(ex.Regeneration(**QUIET))
+    r = run(ex.Regeneration(**QUIET, **options))
     if covered:
         with r.program.edit("all tokens") as e:
             e.set_weight(f"{EXPERT.format(0)}.threshold", np.float32(-3))
@@ -214,6 +216,31 @@ def test_a_new_expert_is_a_mean_of_unrouted_tokens_and_new_in_all_its_parameters
     assert r.program.attrs(r.program.node(f"{change.name}.prototype"))["born"] == 4
     assert 0 <= change.facts["drift"] <= 1
     assert router.prototypes[2] == f"{change.name}.prototype"
+
+
+def test_a_new_expert_follows_the_numbers_of_the_controller():
+    def theta(r):
+        return np.tanh(r.program.weights[f"{EXPERT.format(2)}.threshold"].numpy())
+
+    def largest(r):
+        return np.abs(r.program.weights[f"{EXPERT.format(2)}.down.weight"].numpy()).max()
+
+    r, _, change = reborn()
+    assert change.facts["tokens"] > reborn(near=0.999)[2].facts["tokens"] == 1
+    assert theta(r) > 0.1
+    assert theta(reborn(highest=0.1)[0]) == pytest.approx(0.1, abs=1e-6)
+    assert largest(reborn(quiet=0.2)[0]) == pytest.approx(10 * largest(r), rel=1e-5)
+
+
+@pytest.mark.parametrize("recent", [8, 32, 40])
+def test_the_threshold_of_a_new_expert_is_a_quantile_of_as_many_tokens_as_are_kept(recent):
+    r, _, change = reborn(recent=recent, highest=0.99)
+    kept, batches = state(r).recent.numpy(), Run(0, None, **SMALL)
+    drawn = [batches.stream.draw()["x"] for _ in range(4)]
+    np.testing.assert_array_equal(kept, np.concatenate([drawn[3], drawn[2]])[:recent])
+    cosines = kept / np.linalg.norm(kept, axis=1, keepdims=True) @ r.program.weights[f"{change.name}.prototype"].numpy()
+    theta = np.tanh(r.program.weights[f"{change.name}.threshold"].numpy())
+    assert theta == pytest.approx(np.quantile(cosines, 1 - 2 / 6), abs=1e-5)
 
 
 def test_a_new_expert_moves_results_by_its_weight_and_the_largest_one_is_reported():
@@ -410,6 +437,26 @@ def test_alarms_that_find_no_dead_expert_three_times_are_warned_of():
     assert after([1.0, 0.8, 0.6], alive=3) == [False, False, True]
 
 
+@pytest.mark.parametrize("hold", [0, 2, 5])
+def test_after_growth_the_slow_average_moves_fast_for_hold_steps(hold):
+    r = run(ex.Regeneration(**QUIET, hold=hold, growth=0.05), alive=3)
+    for _ in range(4):
+        r.train(r.stream.draw())
+    for excess, events in ((0.045, []), (0.055, ["expert_born"])):
+        state(r).fast.assign(Tensor(from_numpy(np.asarray(state(r).slow.item() + excess, np.float32))))
+        assert [c.event for c in r.care.apply(r.program)] == events
+    fast = []
+    for _ in range(8):
+        before = state(r).slow.item()
+        r.train(r.stream.draw())
+        share = r.train.reports["life.mlp.router.unrouted"].item()
+        after = {d: pytest.approx(d * before + (1 - d) * share, rel=1e-5) for d in (0.98, 0.998)}
+        assert share != before
+        fast.append(state(r).slow.item() == after[0.98])
+        assert fast[-1] or state(r).slow.item() == after[0.998]
+    assert fast == [True] * hold + [False] * (8 - hold)
+
+
 # -- what it costs -----------------------------------------------------------------------------------------------------
 class Deep(nn.Module):
     def __init__(self, experts: int, layers: int) -> None:
@@ -455,23 +502,57 @@ def test_a_renewal_plans_equally_many_rows_whatever_the_number_of_experts_and_la
     assert work_of_renewals(deep(256, 32), 2) == work_of_renewals(8, deep(24, 6)) == {small}
 
 
-def test_calm_steps_read_four_numbers_and_rates_every_tenth_step(monkeypatch):
-    """A compiled step reads nothing on the host; the controller reads rates when it may decide."""
+def test_calm_steps_read_nothing_and_every_tenth_all_counters_by_one_read(monkeypatch):
+    """A compiled step reads nothing on the host, and the controller reads only when it may decide."""
     r, sizes = run(ex.Regeneration(k0=2.0, grace=1)), list[int]()
     for _ in range(20):
-        r.step()
+        r.train(r.stream.draw())
+        r.care.propose(r)
     host = NDArray._host
     monkeypatch.setattr(NDArray, "_host", lambda array: (sizes.append(array.size), host(array))[1])
-    batches = [r.stream.draw() for _ in range(30)]
     per_step = []
-    for batch in batches:
+    for batch in [r.stream.draw() for _ in range(30)]:
         sizes.clear()
         r.train(batch)
         assert not sizes
-        r.care.propose(r)
+        r.care.apply(r.program)
         per_step.append(sorted(sizes))
-    assert all(seen == [1] * 4 for i, seen in enumerate(per_step) if i % 10 != 9)
-    assert all(seen.count(6) == 2 and len(seen) <= 9 for seen in per_step[9::10])  # rates, and which are alive
+    # four counts, ten rows of figures; rates, which are alive, two shares of unrouted tokens, two steps
+    assert per_step == [[4 + 10 * 8 + 6 + 6 + 2 + 2] if i % 10 == 9 else [] for i in range(30)]
+
+
+@pytest.mark.filterwarnings("ignore:alarms find no dead expert")
+def test_alarms_between_decisions_are_reported_with_their_steps_and_lost_by_no_pause():
+    """Also if decisions are rare, and if the number of steps changed under the controller, as in a resumed training."""
+    r = run(ex.Regeneration(k0=2.0, upkeep=0, grace=5, alarm=0.3, every=10))
+    alarms, seen, rows = [0.0], [], []
+    for t in range(1, 61):
+        if t == 34:
+            r.stream.shift()
+        if t == 36:
+            for variable in r.train.variables().values():
+                variable.assign(Tensor(from_numpy(variable.numpy().copy())))
+        r.train(r.stream.draw())
+        alarms.append(r.train.reports["integrity.alarms"].item())
+        found = [c for c in r.care.apply(r.program) if c.event == "alarm"]
+        assert not found or t % 10 == 0
+        seen += [t - c.steps_ago for c in found]
+        assert all(c.facts["d"] < -0.3 for c in found)
+        rows.append(len(r.care.figures()))
+    expected = [t for t in range(1, 61) if alarms[t] > alarms[t - 1]]
+    assert seen == expected
+    assert {t % 10 for t in seen} - {0}
+    assert rows == [10 if t % 10 == 0 else 0 for t in range(1, 61)]
+
+
+def test_a_controller_that_decides_rarely_reads_what_it_keeps_before_it_is_overwritten():
+    r, steps = run(ex.Regeneration(k0=2.0, every=300)), []
+    for t in range(1, 601):
+        r.train(r.stream.draw())
+        r.care.propose(r)
+        if n := len(r.care.figures()):
+            steps.append((t, n))
+    assert steps == [(256, 256), (300, 44), (512, 212), (600, 88)]
 
 
 # -- by other hands ----------------------------------------------------------------------------------------------------
@@ -503,8 +584,9 @@ def test_programs_without_a_threshold_router_and_wrong_numbers_are_refused():
 def test_the_table_has_every_number_and_no_decision_reads_the_level_of_integrity():
     care = ex.Regeneration(pruning=0.1)
     rows = [line.split() for line in care.table().splitlines()[1:]]
-    assert [row[0] for row in rows] == [f for f in care.__dataclass_fields__ if f != "made"]
+    signature = inspect.signature(ex.Regeneration).parameters
+    assert [(name, default) for name, _, default in rows] == [(n, str(p.default)) for n, p in signature.items()]
     assert ["pruning", "0.1", "0.05"] in rows
     source = Path(ex.regeneration.__file__).read_text(encoding="utf-8")
     reads = [line for line in source.splitlines() if 'states["pi"]' in line or '"pi"' in line]
-    assert all("facts" in line or "for name in" in line for line in reads)
+    assert all("facts" in line or line.startswith("FIGURES = ") for line in reads)

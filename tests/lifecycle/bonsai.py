@@ -89,7 +89,7 @@ class Reborn:
         return [lf.Proposal("expert_reborn", "0.weight", "dead", {"r": 0.01}, apply)]
 
     def figures(self):
-        return {"pi": 0.4, "d": 1.5}
+        return [{"pi": 0.4, "d": 1.5}]
 
 
 def cared(run, data, age: int, care=None) -> None:

@@ -6,14 +6,17 @@ import re
 from collections import Counter
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from bonsai import begin, cared, train
+from scipy.stats import spearmanr
 
 from graphwright import lifecycle as lf
 from graphwright.graph import Chain
-from graphwright.lifecycle.figures import POINTS, Curve, Figures
+from graphwright.lifecycle.figures import LATE, POINTS, Curve, Figures
 from graphwright.lifecycle.log import KINDS, LifeLog
 from graphwright.lifecycle.picture import draw, life_lines
+from graphwright.program.errors import ProgramFileError
 
 pytestmark = pytest.mark.usefixtures("warm")
 _ENDS = ("birth", "segment_end")  # where the picture and its curves begin and end
@@ -80,5 +83,48 @@ def test_a_curve_keeps_the_mean_of_equal_spans_in_bounded_space():
         assert point["loss"] == pytest.approx(sum(span) / 8)
         assert ("pi" in point) == (point["step"] > 500)
         assert "bad" not in point
-    figures = Figures(3, curve=curve)
+    figures = Figures(3, curve=curve, waiting=[(4, 0.5)])
     assert Figures.from_json(figures.to_json()) == figures
+    for damaged in ([0.5], [[4]], [["4", 0.5]], [[4, "x"]], [[4, float("nan")]], {}):
+        with pytest.raises(ProgramFileError, match="waiting"):
+            Figures.from_json({**figures.to_json(), "waiting": damaged})
+
+
+def test_steps_whose_update_was_skipped_have_no_point_and_do_not_wait():
+    figures = Figures(10)
+    for loss in (1.0, float("nan"), 2.0):
+        figures.add(loss, 1, 0)
+    assert figures.waiting == [(11, 1.0), (13, 2.0)]
+    figures.enter([{"pi": 0.25}, {"pi": 0.75}])
+    assert [(p["step"], p["loss"], p["pi"]) for p in figures.curve.points] == [(11, 1.0, 0.25), (13, 2.0, 0.75)]
+    assert (figures.steps, figures.skipped, figures.streak) == (3, 1, 0)
+
+
+def test_figures_that_come_later_are_entered_at_their_steps():
+    at_once, later = Figures(3), Figures(3)
+    for step in range(1, 301):
+        values = {"pi": step / 7, "d": float("nan") if step % 5 else 1.0}
+        at_once.add(step / 3, 1, 0)
+        at_once.enter([values])
+        later.add(step / 3, 1, 0)
+        assert len(later.curve.points) <= step // later.curve.stride
+        if step % 10 == 0:
+            later.enter([{"pi": s / 7, "d": float("nan") if s % 5 else 1.0} for s in range(step - 9, step + 1)])
+    assert at_once == later
+    later.add(1.0, 1, 0)
+    later.add(2.0, 1, 0)
+    later.enter([{"pi": 0.0}])  # of the last step
+    assert later.measured["pi"] == [at_once.measured["pi"][0], 301, 0.0]
+    for _ in range(2 * LATE):  # of a controller that never tells
+        later.add(1.0, 1, 0)
+    assert len(later.waiting) <= LATE
+
+
+def test_rank_correlations_are_those_of_scipy():
+    rng, curve = np.random.default_rng(0), Curve()
+    a, b = rng.integers(0, 9, 100).astype(float), rng.normal(size=100)
+    for step, (x, y) in enumerate(zip(a, b + a / 4, strict=True), 1):
+        curve.add(step, {"pi": x, "gradient": y, "same": 1.0} | ({"few": x} if step < 3 else {}))
+    found = curve.rank_correlations()
+    assert found == {"gradient": {"pi": pytest.approx(spearmanr(a, b + a / 4).statistic)}}
+    assert 0.1 < found["gradient"]["pi"] < 0.9

@@ -29,6 +29,7 @@ from graphwright.experts.routers import RouterNodes, threshold_routers
 from graphwright.ops import call
 from graphwright.ops.experts import FIRST
 from graphwright.optim import StepTerm, StepView
+from graphwright.optim.step_terms import PATIENCE
 from graphwright.program import Program
 from graphwright.program.axes.solve_axes import origin
 from graphwright.settings import AtLeastOne, Positive, Settings, Share
@@ -41,7 +42,7 @@ WARM = 20
 """Steps before the variance of PI is measured."""
 _STATES = {
     **{"t": 0.0, "epsilon": 0.0, "tau": 0.0, "surprise": 0.0, "pi": 0.0, "b": 0.0, "v": 1e-4, "s": 0.0, "d": 0.0},
-    **{"rho": 0.0, "alarms": 0.0, "skipped": 0.0, "streak": 0.0},
+    **{"rho": 0.0, "alarms": 0.0, "skipped": 0.0, "streak": 0.0, "gradient": 0.0},
 }
 
 
@@ -49,12 +50,13 @@ _STATES = {
 class integrity(Settings, StepTerm):
     """Predictive integrity as a term of a compiled step: `compile_step(..., also=[experts.integrity()])`.
 
-    It trains nothing. `step.reports` has `integrity.pi`, `d`, `rho` (the latch), `epsilon`, `tau`, `surprise` and
-    `alarm` of each step; the states are saved and resumed with the training.
+    It only measures. `step.reports` has `integrity.pi`, `d`, `rho` (the latch), `epsilon`, `tau`, `surprise`,
+    `gradient` (the norm in S) and `alarms` (their number) of each step; the states are saved and resumed with the
+    training.
 
     A step whose loss, ε, τ or S is not finite skips its update (see `StepView.skip`), changes no state, and is counted:
-    in `skipped`, and in `streak` while such steps follow each other. Gradients that overflow under a GradScaler are the
-    scaler's to skip, and are counted in `skipped` only.
+    in `skipped`, and in `streak` while such steps follow each other, which stays at five. Gradients that overflow under
+    a GradScaler are the scaler's to skip, and are counted in `skipped` only.
 
     Attributes:
         alpha: weight of the exponent; above 8, PI is too small to be read.
@@ -91,7 +93,7 @@ class integrity(Settings, StepTerm):
             self.states[name] = Variable(from_numpy(np.asarray(value, np.float32)), name=f"integrity.{name}")
 
     def variables(self) -> dict[str, Variable]:
-        """Return the states: step, ε, τ, S, PI, its average b and variance v, average norm s, d, ρ, and counts."""
+        """Return the states: step, ε, τ, S, PI, its average b and variance v, average norm s, d, ρ, and others."""
         return dict(self.states)
 
     def __call__(self, view: StepView) -> None:
@@ -109,12 +111,15 @@ class integrity(Settings, StepTerm):
         skip = call("logical_not", errors if view.scaled else usable)
         view.skip(skip)
         self._count(usable, skip)
-        self._follow(view, usable, pi, mean, t, {"epsilon": epsilon, "tau": tau, "surprise": surprise})
+        terms = {"epsilon": epsilon, "tau": tau, "surprise": surprise, "gradient": found}
+        self._follow(view, usable, pi, mean, t, terms)
 
     def _count(self, usable: Tensor, skip: Tensor) -> None:
         counts = self.states
         counts["skipped"].assign(counts["skipped"] + call("logical_not", usable).to("float32"))
-        counts["streak"].assign((counts["streak"] + 1.0) * skip.to("float32"))
+        streak = (counts["streak"] + 1.0) * skip.to("float32")
+        lost = call("ge", counts["streak"], float(PATIENCE))  # kept for a reader that comes later
+        counts["streak"].assign(call("where", lost, counts["streak"], streak))
 
     def _follow(
         self, view: StepView, usable: Tensor, pi: Tensor, mean: Tensor, t: Tensor, terms: Mapping[str, Tensor]

@@ -23,6 +23,7 @@ from graphwright.experts.integrity import integrity
 from graphwright.experts.observed import mlps_of
 from graphwright.experts.renewal import Newborn, drift, newborn, renew
 from graphwright.experts.routers import RouterNodes, threshold_routers
+from graphwright.experts.step_count import StepCount
 from graphwright.graph import NodeId
 from graphwright.ops import call
 from graphwright.optim import StepTerm, StepView
@@ -37,7 +38,11 @@ if TYPE_CHECKING:
     from graphwright.program.editing.transaction import Transaction
 
 KEPT = 256
-"""Unrouted tokens of a layer that are kept, and by default other tokens."""
+"""Unrouted tokens of a layer that are kept, and by default other tokens; steps whose figures are kept."""
+FIGURES = ("pi", "d", "rho", "gradient", "k")
+"""Figures of each step that are kept: states of `integrity`, and the mean number of experts per token."""
+TRACE = ("step", "run", "alarm", *FIGURES)
+"""Columns of the figures of each step."""
 
 
 class NoRouter(UsageError):
@@ -82,6 +87,35 @@ class _Trained(NamedTuple):
     program: Program
 
 
+class LayerCounts(NamedTuple):
+    """Host copies of what a decision on a layer reads; see `LayerState`. `alive` is bool [E]."""
+
+    rate: np.ndarray
+    alive: np.ndarray
+    fast: np.ndarray
+    slow: np.ndarray
+    renewed: np.ndarray
+
+
+class Counts(NamedTuple):
+    """Host copies of what a decision reads.
+
+    Attributes:
+        step: number of steps so far, without those whose update was skipped; run: with them.
+        streak: skipped updates in a row; it stays at five.
+        rho: the latch of the alarm.
+        rows: figures of the steps since the last read, in order; of more than the trace has, the last [n, TRACE].
+        layers: counts of each layer, in the order of its routers.
+    """
+
+    step: int
+    run: int
+    streak: int
+    rho: float
+    rows: np.ndarray
+    layers: list[LayerCounts]
+
+
 class Signals(StepTerm):
     """The states of a controller, as a term of a compiled step; made by `Regeneration.signals`."""
 
@@ -93,8 +127,8 @@ class Signals(StepTerm):
             care.alpha, care.gamma, alarm=care.alarm, after=care.grace, window=care.window, logits=care.logits,
             targets=care.targets, mask=care.mask, shifted=care.shifted,
         )  # fmt: skip
-        self.own.states["seen"] = _state("integrity.seen", 0.0)  # alarms that were reported
-        self.own.states["k"] = _state("life.k", 0.0)
+        self.trace = _state("life.trace", np.zeros((min(care.every, KEPT), len(TRACE))))  # a ring; 0 once read
+        self.steps = StepCount(self.own.states["t"], lambda: int(self.own.states["t"].item()))
 
     def nodes(self, program: Program) -> Iterator[Ref]:
         """Follow the experts of the program; iterate over what is read of each router."""
@@ -110,16 +144,42 @@ class Signals(StepTerm):
 
     def variables(self) -> dict[str, Variable]:
         """Return all states by name."""
-        found = self.own.variables()
+        found = {**self.own.variables(), "trace": self.trace}
         for number, state in enumerate(self.layers.values()):
             found |= {f"{number}.{name}": variable for name, variable in state.variables()}
         return found
 
     def __call__(self, view: StepView) -> None:
         """Measure one step, and assign the states."""
+        states = self.own.states
+        before, alarms = states["t"] + 0.0, states["alarms"] + 0.0
         self.own(view)
         active = [self._measure(view, r, self.layers[r.path]) for r in threshold_routers(view.program)]
-        view.assign(self.own.states["k"], sum(active[1:], active[0]) / float(len(active)))
+        figures = {**states, "k": sum(active[1:], active[0]) / float(len(active))}
+        run, alarm = states["t"] + states["skipped"], states["alarms"] - alarms
+        row = call("stack", before + 1.0, run, alarm, *(figures[name] for name in FIGURES))
+        at = call("remainder", before, float(self.trace.shape[0])).to("int64")
+        view.assign(self.trace, call("index_put", self.trace, row.unsqueeze(0), at.unsqueeze(0), axis=0))
+
+    def read(self, routers: list[RouterNodes]) -> Counts:
+        """Return what a decision on the layers of these routers reads, by one read of memory, and clear the trace."""
+        states = self.own.states
+        parts: list[Tensor] = [states[name] for name in ("t", "skipped", "streak", "rho")]
+        parts.append(self.trace)
+        for router in routers:
+            layer, alive = self.layers[router.path], Tensor(router.program.weights.array(router.alive))
+            parts += [layer.rate, alive.to("float32"), layer.fast, layer.slow, layer.renewed]
+        flat = call("concat", *(part.reshape(-1) for part in parts), axis=0).numpy()
+        ends = np.cumsum([int(np.prod(part.shape)) for part in parts])
+        found = [x.reshape(part.shape) for x, part in zip(np.split(flat, ends[:-1]), parts, strict=True)]
+        step, skipped, streak, rho, rows, *others = found
+        layers = [LayerCounts(*others[i : i + 5]) for i in range(0, len(others), 5)]
+        rows = rows[np.argsort(rows[:, 0])]
+        self.trace.assign(Tensor(from_numpy(np.zeros_like(rows))))
+        self.steps.note(int(step))
+        rows = rows[(rows[:, 0] > 0) & (rows[:, 0] <= step)]
+        layers = [x._replace(alive=x.alive > 0) for x in layers]
+        return Counts(int(step), int(step + skipped), int(streak), float(rho), rows, layers)
 
     def _measure(self, view: StepView, router: RouterNodes, state: LayerState) -> Tensor:
         """Measure a layer, and assign its states; return the mean number of its experts per token."""
@@ -130,7 +190,7 @@ class Signals(StepTerm):
         rate = state.rate * care.decay + hits.mean(axis=0) * (1 - care.decay)
         share = none.to("float32").mean()
         fast = state.fast * care.decay + share * (1 - care.decay)
-        held = call("lt", self.own.states["t"], state.renewed[1])
+        held = call("le", self.own.states["t"], state.renewed[1])
         keep = call("where", held, care.decay, care.slow).to("float32")
         view.assign(state.slow, state.slow * keep + share * (1.0 - keep))
         view.assign(state.rate, rate)
@@ -254,56 +314,72 @@ class Regeneration(Settings):
         """Return the changes after a step of a compiled step with the term of `signals`; `view` has its `program`.
 
         Raises: Diverged if the updates of five steps in a row were skipped, as their loss or S was not finite.
+        It decides every `every` steps, and reads no memory between decisions, which report the alarms since the last,
+        and raise. Steps whose update was skipped do not count.
         """
         signals = self.signals()
-        states = signals.own.states
-        now, rho, alarms = (int(states["t"].item()), states["rho"].item(), int(states["alarms"].item()))
-        found = []
-        if alarms > states["seen"].item():
-            facts = {"d": states["d"].item(), "pi": states["pi"].item()}
-            found.append(Proposal("alarm", "integrity", "predictions fit worse than they did", facts))
-            states["seen"].assign(Tensor(from_numpy(np.asarray(alarms, np.float32))))
-        before, self.made["t"] = self.made.get("t"), now
-        if now == before and (streak := int(states["streak"].item())):  # a skipped step is not counted
-            check_streak(streak, f"after step {now}")
-            return found
-        most = self.due(now, rho)
-        if most is None:
+        now = signals.steps.value()
+        if now % self.every and now % KEPT:
+            return []
+        routers = threshold_routers(view.program)
+        counts = signals.read(routers)
+        found, now = self._alarms(counts), counts.step
+        check_streak(counts.streak, f"after step {now}")
+        most = self.due(now, counts.rho)
+        before, self.made["decided"] = self.made.get("decided"), now
+        if most is None or (counts.streak and before == now):  # the updates since the last decision were skipped
             return found
         idle = True
-        for number, router in enumerate(threshold_routers(view.program)):
-            changes = self._layer(view.program, router, signals.layers[router.path], now, most, number)
+        for number, (router, seen) in enumerate(zip(routers, counts.layers, strict=True)):
+            changes = self._layer(view.program, router, signals.layers[router.path], seen, now, most, number)
             idle = idle and all(change.event != "expert_reborn" for change in changes)
             found += changes
-        self._warn(rho, idle)
+        self._warn(counts.rho, idle)
+        return found
+
+    def finish(self) -> list[Proposal]:
+        """Return the alarms since the last decision, at the end of a training."""
+        return self._alarms(self.signals().read([]))
+
+    def _alarms(self, counts: Counts) -> list[Proposal]:
+        """Note the figures of the steps that were read; return their alarms."""
+        found = []
+        for row in counts.rows:
+            seen = dict(zip(TRACE, row.tolist(), strict=True))
+            self.made.setdefault("figures", []).append({name: seen[name] for name in FIGURES})
+            if seen["alarm"]:
+                facts, ago = {name: seen[name] for name in ("d", "pi")}, counts.run - int(seen["run"])
+                text = "predictions fit worse than they did"
+                found.append(Proposal("alarm", "integrity", text, facts, steps_ago=ago))
         return found
 
     def due(self, step: int, rho: float) -> int | None:
         """Return how many dead experts of a layer may be replaced after a step; None if nothing is decided then."""
         return None if step % self.every else round(rho * self.most)
 
-    def figures(self) -> dict[str, float]:
-        """Return PI, d, ρ, and k, the mean number of experts per token over all layers, after the last step."""
-        states = self.signals().own.states
-        return {name: states[name].item() for name in ("pi", "d", "rho", "k")}
+    def figures(self) -> list[dict[str, float]]:
+        """Return figures of the steps that were read since the last call, in order.
+
+        They are PI, d, ρ, the norm of gradients, and k, the mean number of experts per token.
+        """
+        return self.made.pop("figures", [])
 
     def apply(self, program: Program) -> list[Proposal]:
         """Propose, and make the changes in one edit of author `lifecycle`; return all proposals."""
         found = self.propose(_Trained(program))
-        apply_proposals(program, found, type(self).__name__, int(self.signals().own.states["t"].item()))
+        apply_proposals(program, found, type(self).__name__, self.signals().steps.value())
         return found
 
     def _layer(
-        self, p: Program, router: RouterNodes, state: LayerState, now: int, most: int, number: int
+        self, p: Program, router: RouterNodes, state: LayerState, seen: LayerCounts, now: int, most: int, number: int
     ) -> list[Proposal]:
-        alive, rate = _alive(router), state.rate.numpy()
+        alive, rate, last = seen.alive, seen.rate, seen.renewed.copy()
         expected = self.k0 / max(int(alive.sum()), 1)
         born = np.array([_born(p, n) for n in _prototypes(router)])
         ages = np.where(born > now, now, now - born)  # later than now: in the training before this one
         dead = np.flatnonzero(alive & (ages > self.grace) & (rate < self.pruning * expected))
         rng = np.random.default_rng([self.seed, now, number])
         count = min(len(dead), most)
-        last = state.renewed.numpy()
         if not count and len(dead) and self.upkeep and now - last[0] >= self.upkeep:
             count = 1
         found = [
@@ -312,15 +388,16 @@ class Regeneration(Settings):
             )
             for i in rng.permutation(dead)[:count]
         ]
-        excess = state.fast.item() - state.slow.item()
+        excess = float(seen.fast) - float(seen.slow)
         free = np.flatnonzero(~alive)
         if excess > self.growth and len(free) and now > self.grace:
             i = int(free[0])
-            found.append(self._change(p, router, state, i, "expert_born", rng, {"unrouted": state.fast.item()}, now))
-            state.renewed.assign(Tensor(from_numpy(np.array([last[0], now + self.hold], np.float32))))
+            found.append(self._change(p, router, state, i, "expert_born", rng, {"unrouted": float(seen.fast)}, now))
+            last[1] = now + self.hold
         if count:
-            kept = state.renewed.numpy()
-            state.renewed.assign(Tensor(from_numpy(np.array([now, kept[1]], np.float32))))
+            last[0] = now
+        if found:
+            state.renewed.assign(Tensor(from_numpy(last)))
         return found
 
     def _change(

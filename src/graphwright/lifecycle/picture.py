@@ -29,7 +29,7 @@ _LINES = {"alarm": ("#cf222e", "4 3"), "edit": ("#0969da", "1 3"), "merge": ("#8
 """Events that are drawn as vertical lines -> colour and dashes."""
 
 _WORDS = {"loss": "loss", "pi": "PI, predictive integrity", "d": "d, deviation of PI from its average",
-          "rho": "ρ, latch of alarms", "k": "k, experts per token"}  # fmt: skip
+          "rho": "ρ, latch of alarms", "k": "k, experts per token", "gradient": "norm of gradients"}  # fmt: skip
 """Figures that a controller often has -> what is written above their charts, in this order."""
 _SPANS = ("#54aeff", "#b6e3ff")
 """Colours of the lives of one expert, in turn."""

@@ -26,7 +26,11 @@ Schedule = LRScheduler | ReduceLROnPlateau
 
 
 class Controller(Protocol):
-    """What `Segment.step` accepts as `care`. A method `figures()`, a dict of floats for the curve, is optional."""
+    """What `Segment.step` accepts as `care`. Two methods are optional.
+
+    `figures()` returns dicts of floats for the curve, one for each step since the last one that it reported, in order;
+    it may return none for up to 256 steps. `finish()` is called before the segment ends, for events not yet reported.
+    """
 
     def propose(self, view: Any) -> Iterable[Proposal]:
         """Return proposals; `view` is the segment: `program`, `train` and `age`."""
@@ -53,6 +57,7 @@ class Segment:
     ) -> None:  # fmt: skip
         self.schedule = scheduler
         self.life, self.train, self.figures, self.contract = life, train, figures, contract
+        self.care: Controller | None = None  # of the last step
         self.whole = True
         loader = data if hasattr(data, "state_dict") and hasattr(data, "load_state_dict") else None
         self.parts = {"loader": loader, "scheduler": scheduler, "rng": generator}
@@ -95,11 +100,15 @@ class Segment:
         if not isfinite(loss):
             self._check(loss)
         life.age += 1
-        proposals, values = self._decided(loss, care) if isfinite(loss) else ([], {})
+        proposals = self._decided(loss, care) if isfinite(loss) else []
         first = next((a for a in map(np.shape, feeds.values()) if a), ())
         counted = next((f for f in feeds.values() if "int" in str(getattr(f, "dtype", ""))), None)
         tokens = 0 if counted is None else int(np.prod(np.shape(counted)))
-        self.figures.add(loss, first[0] if first else 1, tokens, values)
+        self.figures.add(loss, first[0] if first else 1, tokens)
+        self.care, measure = care, getattr(care, "figures", None)
+        rows = () if measure is None else measure()
+        if rows or measure is None:
+            self.figures.enter(rows)
         if proposals:
             self._apply(proposals, type(care).__name__)
         self.whole = True
@@ -116,26 +125,27 @@ class Segment:
         facts = {"reason": "loss or gradients not finite, update skipped", "streak": streak}
         life.log.add("fault", life.age + 1, facts)
 
-    def _decided(self, loss: float, care: Controller | None) -> tuple[list[Proposal], dict[str, float]]:
-        """Advance the schedule; return what the controller proposes, and its figures."""
+    def _decided(self, loss: float, care: Controller | None) -> list[Proposal]:
+        """Advance the schedule; return what the controller proposes."""
         if isinstance(self.schedule, ReduceLROnPlateau):
             self.schedule.step(loss)
         elif self.schedule is not None:
             self.schedule.step()
-        proposals = [] if care is None else list(care.propose(self))
-        measure = getattr(care, "figures", None)
-        return proposals, {} if measure is None else dict(measure())
+        return [] if care is None else list(care.propose(self))
 
     def end(self) -> None:
         """End the segment: log it, and write everything. Raises: UnwritableTarget."""
-        life = self._open()
-        self.figures.ended = True
-        figures = self.figures
+        life, figures = self._open(), self.figures
+        if (finish := getattr(self.care, "finish", None)) is not None:
+            self._apply(list(finish()), type(self.care).__name__)
+        measure = getattr(self.care, "figures", None)
+        figures.enter(() if measure is None else measure())
+        figures.ended = True
         alarms = sum(e.kind == "alarm" for e in life.log if e.step > figures.start)
         facts = {**figures.to_json(), "alarms": alarms}
         facts |= {"curve": {"stride": figures.curve.stride, "points": figures.curve.points}}
-        facts["measured"] = figures.summary()
-        del facts["ended"], facts["streak"]
+        facts |= {"measured": figures.summary(), "rank_correlations": figures.curve.rank_correlations()}
+        del facts["ended"], facts["streak"], facts["waiting"]
         life.log.add("segment_end", life.age, facts)
         life._leave(self)
 
@@ -177,7 +187,9 @@ class Segment:
             self.train.refresh()  # the commit has the states of new experts
         for x in proposals:
             link = {} if entry is None or x.apply is None else {"entry": entry.seq, "hash": entry.hash}
-            life.log.add(x.event, life.age, {**x.facts, "name": x.name, "reason": x.reason, **link})
+            life.log.add(
+                x.event, max(life.age - x.steps_ago, 0), {**x.facts, "name": x.name, "reason": x.reason, **link}
+            )
 
 
 def key_of(p: Program, generator: Generator) -> str | None:

@@ -126,7 +126,7 @@ class Run:
         self.train(batch)
         self.accuracy.append(self.train.reports["accuracy"].item())
         if self.care is not None:
-            self.changes += [(len(self.accuracy), c) for c in self.care.apply(self.program)]
+            self.changes += [(len(self.accuracy) - c.steps_ago, c) for c in self.care.apply(self.program)]
 
     def count(self, event: str) -> int:
         """Return the number of changes of a kind, such as expert_reborn."""

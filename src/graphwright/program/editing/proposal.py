@@ -22,6 +22,7 @@ class Proposal:
         reason: text for the journal.
         facts: JSON values for journal and log.
         apply: makes the change in an open edit; None for an event without one.
+        steps_ago: how many steps before the present one an event happened.
     """
 
     event: str
@@ -29,6 +30,7 @@ class Proposal:
     reason: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
     apply: Callable[[Transaction], object] | None = None
+    steps_ago: int = 0
 
 
 def apply_proposals(program: Program, proposals: Iterable[Proposal], tool: str, step: int) -> Entry | None:

@@ -7,6 +7,7 @@ error names the `field` that holds the value.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import isfinite
 from typing import Any
 
 from graphwright.array import DTYPES, Spec
@@ -26,6 +27,13 @@ def integer(data: Any, low: int = 0, high: int = _BIG, field: str | None = None)
     """Return `data` if it is an integer from `low` to `high`. Raises: ProgramFileError."""
     if type(data) is not int or not low <= data <= high:
         raise wrong(f"an integer from {low} to {high}", data, field)
+    return data
+
+
+def number(data: Any, field: str | None = None) -> float:
+    """Return `data` if it is a finite float. Raises: ProgramFileError."""
+    if type(data) is not float or not isfinite(data):
+        raise wrong("a finite number", data, field)
     return data
 
 
