@@ -83,6 +83,7 @@ def grown(seed: int, steps: int, shift: int | None = None, *, absolute: bool = F
     return [step for step, change in run.changes if change.event == "expert_born"], unrouted
 
 
+@pytest.mark.filterwarnings("ignore:alarms find no dead expert")
 @pytest.mark.parametrize("seed", range(deep(3, 1)))
 def test_new_clusters_get_new_experts_until_few_tokens_have_none(seed: int) -> None:
     born, unrouted = grown(seed, SHIFT + 300, SHIFT)
