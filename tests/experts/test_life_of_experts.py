@@ -110,6 +110,24 @@ def weights(life: lf.Life) -> dict[str, bytes]:
 
 
 @pytest.mark.filterwarnings("ignore:alarms find no dead expert")
+@pytest.mark.parametrize("bad", [{0: 1, 3: 4, 4: 1}, {3: 1}, {1: 1}], ids=["many", "at a decision", "before one"])
+def test_a_life_with_skipped_steps_decides_as_one_without_them(tmp_path, bad):
+    data = batches()[:8]
+    found = []
+    for name, repeated in (("whole", {}), ("life", bad)):
+        life, run_, care = begun(tmp_path / name)
+        for t, b in enumerate(data):
+            for _ in range(repeated.get(t, 0)):
+                run_.step(spoilt(b), care)
+            run_.step(b, care)
+        final = weights(life)
+        run_.end()
+        (facts,) = (e.facts for e in life.log.of("segment_end"))
+        reborn = [{**e.facts, "hash": None} for e in life.log.of("expert_reborn")]  # hashes have the ages of lives
+        found.append((facts["measured"], final, reborn))
+    assert found[0] == found[1]
+
+
 def test_a_skipped_step_is_a_fault_of_the_log_and_the_life_continues_as_without_it(tmp_path):
     data = batches()[:8]
     whole, run_, care = begun(tmp_path / "whole")

@@ -318,12 +318,15 @@ class Regeneration(Settings):
         and raise. Steps whose update was skipped do not count.
         """
         signals = self.signals()
-        now = signals.steps.value()
-        if now % self.every and now % KEPT:
+        now = signals.steps.value()  # counts skipped steps too until the next read, so a multiple may be passed over
+        before = min(self.made.get("asked", now), now - 1)
+        self.made["asked"] = now
+        if not any(now // every > before // every for every in (self.every, KEPT)):
             return []
         routers = threshold_routers(view.program)
         counts = signals.read(routers)
         found, now = self._alarms(counts), counts.step
+        self.made["asked"] = now
         check_streak(counts.streak, f"after step {now}")
         most = self.due(now, counts.rho)
         before, self.made["decided"] = self.made.get("decided"), now
