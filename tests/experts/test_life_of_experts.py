@@ -93,6 +93,28 @@ def test_a_life_with_rebirths_that_was_stopped_equals_one_that_was_not(tmp_path)
     whole.close()
 
 
+def test_a_life_with_an_edit_that_was_committed_before_the_next_step_is_resumed_to_the_bit(tmp_path):
+    found = []
+    for stops in (False, True):
+        life, segment, care = begun(tmp_path / str(stops))
+        data = batches()[:9]
+        for b in data[:3]:
+            segment.step(b, care)
+        with life.program.edit("one more") as e:
+            ex.add(e, "mlp", 1, birth="open")
+        life.commit()
+        if stops:
+            life.close()
+            life = lf.open(tmp_path / str(stops))
+            step, care = training(life.program, Stream(2, 32, 8))
+            segment = life.resume(step, {"name": "stream"}, scheduler=StepLR(step.optimizer, step_size=2))
+        for b in data[3:]:
+            segment.step(b, care)
+        found.append(bytes_of(life))
+        life.close()
+    assert found[0] == found[1]
+
+
 def spoilt(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {**batch, "x": batch["x"] * np.float32(np.nan)}
 

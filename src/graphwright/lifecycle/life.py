@@ -133,6 +133,8 @@ class Life:
         """
         self._check_writable()
         self._writer.wait()
+        if self.training is not None and self.program.history.open is None:
+            self.training.train.refresh()  # states of terms follow edits, as they would at the next step
         self._write(copy=False, verify=verify)
         self._writer.wait()
         if self._writer.error is not None:
