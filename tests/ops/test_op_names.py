@@ -35,6 +35,7 @@ OTHER: dict[str, set[str]] = {
     "experts/edits.py": {"birth"},
     "experts/routed.py": {"layers"},  # all of them
     "experts/upcycle.py": {"layers"},
+    "lifecycle/figures.py": {"name"},  # of a figure
     "models/export/levels.py": {"d.kind", "prefer", "self.prefer"},  # kinds of deviations, preferences
     "models/export/template_match.py": {"kind"},  # of deviations
     "models/train.py": {"differing"},  # fields of a checkpoint

@@ -53,7 +53,7 @@ class Curve:
 
         A pair with fewer than three such points, or with a constant figure, is left out.
         """
-        names = sorted({name for point in self.points for name in point} - {"step"})  # by name: the number of the step
+        names = sorted({name for point in self.points for name in point if name != "step"})
         found: dict[str, dict[str, float]] = {}
         for one, other in combinations(names, 2):
             rows = np.array([(p[one], p[other]) for p in self.points if one in p and other in p]).reshape(-1, 2)
