@@ -16,6 +16,7 @@ import numpy as np
 from graphwright.array.dtype import float32, float64, int64
 from graphwright.array.formulas.block_attention import ALGORITHMS, algorithm_of, named
 from graphwright.array.spec import Spec
+from graphwright.array.vm.encode import block_attention as forms
 from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.attention import _heads
 from graphwright.ops.attributes import Attr
@@ -105,7 +106,7 @@ class BlockSdpa(Row):
 
     arity, attrs, algorithms = (4, 6), _ATTRS, _ALGORITHMS
     saves, results = Saves(inputs=(0, 1, 2, 3, 4, 5), outputs=(0, 1)), ("out", "lse")
-    traits, why = Traits(amp="low", fixed=(3, 4, 5), contiguous=(3,)), _WHY
+    traits, why, vm = Traits(amp="low", fixed=(3, 4, 5), contiguous=(3,)), _WHY, forms.BLOCK_SDPA
 
     def infer(q, k, v, table, *extra, **attrs):
         _check(q, k, v, table, extra, attrs)
@@ -149,7 +150,7 @@ class BlockSdpaBackward(Backward):
     arity, attrs, algorithms = (7, 10), _ATTRS, _ALGORITHMS
     traits = Traits(backward_of="block_sdpa", fixed=(3, -2), contiguous=(3, -3, -2, -1), opaque=True)
     vjp, why = None, {"vjp": "second derivatives through a pattern are not supported"}
-    results = ("dq", "dk", "dv", "dgates")
+    results, vm = ("dq", "dk", "dv", "dgates"), forms.BLOCK_SDPA_BACKWARD
 
     def infer(q, k, v, table, *rest, **attrs):
         *extra, out, lse, g = rest

@@ -13,8 +13,10 @@ import torch
 
 from graphwright.array.backend import Attrs, Call, Needs
 from graphwright.array.cpu.block_table import BlockRow, BlockTable
+from graphwright.array.cpu.by_vm import by_vm, work_of
 from graphwright.array.cpu.kernel import Tensors, kernel
 from graphwright.array.formulas.block_attention import FURTHEST, named, planes_of
+from graphwright.array.vm.encode import block_attention as forms
 
 
 class _Scores(NamedTuple):
@@ -116,10 +118,12 @@ def _over(edges: list[tuple[int, int, int]], t: torch.Tensor) -> list[torch.Tens
 _NEEDS = Needs(reads=(3,), allocates=True)
 
 
-@kernel("block_sdpa", needs=_NEEDS)
+@kernel("block_sdpa", lambda o, i, a: work_of(forms.BLOCK_SDPA, o, i, a), needs=_NEEDS)
 def block_sdpa(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     q, k, v, table, *extra = ins
     rows, (out, lse) = _Rows(q, k, table, extra, attrs), outs
+    if (native := by_vm(forms.BLOCK_SDPA, outs, ins, attrs, work, rows.read)) is not None:
+        return native
     outs_apart, sums = rows.apart(out), rows.apart(lse)
 
     def run() -> None:
@@ -143,10 +147,14 @@ def block_sdpa(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call
     return run
 
 
-@kernel("block_sdpa_backward", needs=_NEEDS)
+@kernel(
+    "block_sdpa_backward", lambda o, i, a: work_of(forms.BLOCK_SDPA_BACKWARD, o, i, a), needs=_NEEDS
+)  # fmt: skip
 def block_sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     (q, k, v, table, *extra), (out, lse, g) = ins[:-3], ins[-3:]
     rows = _Rows(q, k, table, extra, attrs)
+    if (native := by_vm(forms.BLOCK_SDPA_BACKWARD, outs, ins, attrs, work, rows.read)) is not None:
+        return native
     gradients = rows.apart(g)
     results = rows.apart(out)
     lse_slope = None if (given := rows.extra.get("lse_grad")) is None else rows.apart(given)
