@@ -165,8 +165,8 @@ class Model:
             shape = batch.shape[isinstance(ids, str) or np.ndim(ids) < 2 :]
             if mask is None:
                 return self._run(self.program, batch, deterministic).reshape(*shape, -1)
-            if self._padded is None or self._padded[0] != self.program.version:
-                self._padded = self.program.version, with_padding(self.program)
+            if self._padded is None or self._padded[0] != self.program.plan_version:
+                self._padded = self.program.plan_version, with_padding(self.program)
             seen = check_mask(mask, batch.shape)
             positions = np.maximum(np.cumsum(seen, axis=1) - 1, 0)
             extra = {"mask": seen, "positions": positions}

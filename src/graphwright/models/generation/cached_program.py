@@ -65,8 +65,8 @@ _MEMO = 8  # derived programs per model: a few capacities, each with and without
 def derived_for(p: Program, capacity: int, last_only: bool) -> Derived:
     """Return the program with a cache of `capacity` entries; all caches of this size share it, and so its plans."""
     known: dict[tuple[int, int, bool], Derived] = p.derived.setdefault("cached", {})
-    key = (p.version, capacity, last_only)
-    for old in [k for k in known if k[0] != p.version]:
+    key = (p.plan_version, capacity, last_only)
+    for old in [k for k in known if k[0] != p.plan_version]:
         del known[old]
     known[key] = known.pop(key, None) or derive(p, capacity, last_only)  # the last used one at the end
     if len(known) > _MEMO:
@@ -378,13 +378,13 @@ class StepPlans:
         self.program, self.device, self.deterministic, self._make = program, device, deterministic, derive
         self.spaces: dict[tuple[bool, int, int], BoundStep] = {}
         self._derived: dict[bool, Derived] = {}
-        self._version = program.version
+        self._version = program.plan_version
         self.setup_s = 0.0
 
     def derived(self, last_only: bool = True) -> Derived:
         """Return the program with a cache for the model's current version."""
-        if self._version != self.program.version:
-            self._version = self.program.version
+        if self._version != self.program.plan_version:
+            self._version = self.program.plan_version
             self._derived.clear()
             self.spaces.clear()
         if last_only not in self._derived:
