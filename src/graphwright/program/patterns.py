@@ -25,8 +25,10 @@ from graphwright.patterns import Pattern
 from graphwright.program.errors import ProgramFileError
 from graphwright.program.exclusive import exclusive
 from graphwright.program.kinds import PATTERN
+from graphwright.program.pattern_digest import PatternDigest
 
 if TYPE_CHECKING:
+    from graphwright.graph import NodeId
     from graphwright.patterns import PatternChange
     from graphwright.program.op_graph import OpGraph
     from graphwright.program.program import Program
@@ -41,22 +43,32 @@ class PatternVariable(Variable):
         pattern: the pattern.
     """
 
-    __slots__ = ("_digest", "pattern")
+    __slots__ = ("_digest", "_hashes", "pattern")
 
     def __init__(self, pattern: Pattern, name: str = "") -> None:
         super().__init__(from_numpy(pattern.table), False, name)
         self.pattern = pattern
         self._digest: str | None = None
+        self._hashes: PatternDigest | None = None
+
+    @property
+    def hashes(self) -> PatternDigest:
+        """Hashes of the pattern and of its rows, at the last call of `follow`."""
+        if self._hashes is None:
+            self._hashes = PatternDigest(self.pattern)
+        return self._hashes
 
     @property
     def digest(self) -> str:
-        """Hash of the pattern at the last call of `changed`, or at the first read of this property."""
+        """Hash of the pattern at the last call of `follow`, or at the first read of this property."""
         if self._digest is None:
-            self._digest = self.pattern.hash()
+            self._digest = self.hashes.text
         return self._digest
 
-    def changed(self) -> None:
-        """Note that an edit changed the pattern, so that values computed from it are stale."""
+    def follow(self, change: PatternChange) -> None:
+        """Note a change that was applied to the pattern, so that values computed from it are stale."""
+        if self._hashes is not None and not self._hashes.follow(change):
+            self._hashes = None
         self._digest = None
         self.data.storage.written()
 
@@ -76,6 +88,23 @@ def patterns(p: OpGraph) -> dict[str, Pattern]:
     """Return the patterns that `pattern` nodes of a program read, by key."""
     keys = dict.fromkeys(p.key(n) for n in p.of_kind(PATTERN))
     return {key: variable.pattern for key in keys if isinstance(variable := p.weights.at_key(key), PatternVariable)}
+
+
+def pattern_at(p: OpGraph, node: NodeId) -> Pattern | None:
+    """Return the pattern whose table a node has; None if it is no `pattern` node."""
+    if p.op(node) != PATTERN:
+        return None
+    variable = p.weights.at_key(p.key(node))
+    return variable.pattern if isinstance(variable, PatternVariable) else None
+
+
+def visible(pattern: Pattern, queries: int, keys: int) -> float:
+    """Return the fraction of the pairs of the first queries and keys whose blocks are connected, over all planes."""
+    if not queries or not keys:
+        return 0.0
+    pairs, block = pattern.pairs(), pattern.block
+    sizes = [np.clip(count - block * pairs[:, i].astype(np.int64), 0, block) for i, count in ((1, queries), (2, keys))]
+    return float((sizes[0] * sizes[1]).sum() / (queries * keys * pattern.planes))
 
 
 @contextmanager

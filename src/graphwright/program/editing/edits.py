@@ -505,7 +505,7 @@ class EditPattern(Edit):
         variable = p.weights.at_key(self.key)
         assert isinstance(variable, PatternVariable)
         self.change.apply(variable.pattern)
-        variable.changed()
+        variable.follow(self.change)
 
 
 @dataclass(frozen=True, slots=True)

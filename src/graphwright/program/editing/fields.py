@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphwright.graph import EdgeId, NodeId
-from graphwright.patterns import PatternChange
+from graphwright.patterns import PatternChange, PatternFileError
 from graphwright.program.axes.units import runs
 from graphwright.program.files import forms
 from graphwright.program.files.forms import handle_form, value_form
@@ -111,7 +111,17 @@ ARRAY = Kind(
     lambda unpacker, x: unpacker.array(x),
     lambda p, _, x: {"payload": payload_json(p.weights, x)},
 )
-CHANGE = Kind(lambda _, x: x.to_json(), lambda _, x: PatternChange.from_json(x))
+CHANGE = Kind(
+    lambda _, x: {"block": x.bits.shape[1], **x.to_json()},
+    lambda _, x: _change(forms.table(x, None, "change")),
+)
+
+
+def _change(form: Record) -> PatternChange:
+    try:
+        return PatternChange.from_json(form, forms.integer(form.get("block"), 1, 1 << 16, "change.block"))
+    except PatternFileError as error:
+        raise forms.wrong("a change of a pattern", error.what, "change") from error
 
 
 def _variable_record(p: Program, variable: Variable | None) -> Record:

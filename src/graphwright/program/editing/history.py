@@ -146,10 +146,10 @@ class History:
         with exclusive(p), defer_interrupts():
             if self.open is not None:
                 self.open.applied(edit)
-                variable.changed()
+                variable.follow(change)
                 return
             before, record = p.state_hash(), edit.to_json(p)  # the variable still has the digest before the change
-            variable.changed()
+            variable.follow(change)
             undo = Undo((edit,), (edit.invert(p),), {}, (p.valid, p.valid))
             entry = p.journal.append(
                 why, author, line=caller(), base_version=p.version, edits=[record], before=before, after=p.state_hash(),
