@@ -12,10 +12,10 @@ an edit that raises leaves the pattern unchanged.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +40,18 @@ EDGE_COLUMNS: dict[str, Any] = {
     "kind": np.uint8, "gate": (np.int32, -1), "score": np.float32, "birth": np.int32, "pinned": np.uint8,
     "bits": (np.int32, -1),
 }  # fmt: skip
-Owner = Callable[[PatternChange, str, "str | None"], None]
+
+
+class Owner(Protocol):
+    """What journals the transactions of a pattern in its place, such as a program."""
+
+    def holding(self) -> AbstractContextManager[None]:
+        """Return a context that an edit enters before it locks the pattern. Raises: UsageError if it is refused."""
+        ...
+
+    def __call__(self, change: PatternChange, why: str, author: str | None) -> None:
+        """Journal a change that was applied already. If it raises an error, the pattern reverts the change."""
+        ...
 
 
 @dataclass(slots=True)
@@ -490,9 +501,18 @@ class Pattern:
         with self._transaction(why, author, nested=False):
             yield PatternEdit(self)
 
+    def _transaction(self, why: str, author: str | None, nested: bool = True) -> AbstractContextManager[None]:
+        """Return a context that notes edits in one entry; a transaction inside another one is a part of it."""
+        inner = self._noting(why, author, nested)
+        return inner if self.owner is None else self._owned(self.owner, inner)
+
     @contextmanager
-    def _transaction(self, why: str, author: str | None, nested: bool = True) -> Generator[None]:
-        """Note edits in one entry; a transaction inside another one is a part of it."""
+    def _owned(self, owner: Owner, inner: AbstractContextManager[None]) -> Generator[None]:
+        with owner.holding(), inner:  # a run holds the program before it holds the pattern, so an edit does too
+            yield
+
+    @contextmanager
+    def _noting(self, why: str, author: str | None, nested: bool) -> Generator[None]:
         if not self._lock.acquire(False):
             self._lock.wait()
         elif self._lock.readers:

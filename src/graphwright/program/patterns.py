@@ -141,10 +141,10 @@ class PatternOwner:
             p.history.check_writable()
             yield
 
-    def __call__(self, change: PatternChange, why: str, author: str) -> None:
+    def __call__(self, change: PatternChange, why: str, author: str | None) -> None:
         """Journal a change of the pattern that was applied already."""
         p, key = self._found()
-        p.history.commit_pattern(key, change, why, author)
+        p.history.commit_pattern(key, change, why, "human" if author is None else author)
 
     def _found(self) -> tuple[Program, str]:
         p, variable = self._program(), self._variable()
