@@ -144,7 +144,7 @@ class PatternOwner:
     def __call__(self, change: PatternChange, why: str, author: str | None) -> None:
         """Journal a change of the pattern that was applied already."""
         p, key = self._found()
-        p.history.commit_pattern(key, change, why, "human" if author is None else author)
+        p.history.commit_pattern(key, change, why, author)
 
     def _found(self) -> tuple[Program, str]:
         p, variable = self._program(), self._variable()
