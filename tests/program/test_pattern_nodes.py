@@ -19,7 +19,7 @@ import graphwright as gw
 from graphwright.errors import UsageError
 from graphwright.graph import EditBusy
 from graphwright.patterns import Pattern, causal_full, sliding_window
-from graphwright.program.errors import ProgramFileError
+from graphwright.program.errors import ProgramFileError, SpecMismatch
 from graphwright.program.pattern_digest import PatternDigest
 from graphwright.program.patterns import PatternVariable
 
@@ -172,10 +172,9 @@ def test_the_table_is_not_a_weight() -> None:
     p = program_of(sliding_window(40, 8, block=8))
     with p.edit("no") as e, pytest.raises(UsageError, match="cannot be set"):
         e.set_weight(KEY, np.zeros(40, np.int64))
-    with p.edit("no") as e, pytest.raises(UsageError, match="does not come from a pattern"):
+    with pytest.raises(SpecMismatch, match="does not come from a pattern"), p.edit("addresses from a const") as e:
         const = e.const("fake", np.zeros(40, np.int64))
         e.rewire(f"{KEY} -> layers.0.attention", const)
-        e.spec("layers.0.attention")
     assert KEY not in dict(p.named_parameters()) and KEY not in p.constants()
     assert all(variable.name != KEY for variable in p.parameters())
 
