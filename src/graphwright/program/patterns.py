@@ -183,6 +183,10 @@ def adopt_all(p: Program) -> None:
             adopt(p, variable)
 
 
+PATTERN_DTYPES = {"I64": "<i8", "I32": "<i4", "F32": "<f4", "U8": "|u1", "U64": "<u8"}
+"""Dtype tag in a file -> numpy dtype, of the arrays of patterns."""
+
+
 # -- saved forms -------------------------------------------------------------------------------------------------------
 def pattern_form(pattern: Pattern) -> dict[str, Any]:
     """Return the arrays of a pattern as JSON values: name -> [dtype, shape, base64 of the compressed bytes]."""
