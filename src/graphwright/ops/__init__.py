@@ -21,6 +21,7 @@ from graphwright.ops import (
     reduce,
     routed_attention,
     sampling,
+    selected_attention,
     shape,
     special,
 )
@@ -52,6 +53,7 @@ __all__ += [
     "result_names",
     "routed_attention",
     "sampling",
+    "selected_attention",
     "shape",
     "special",
     "traits",
