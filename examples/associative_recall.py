@@ -55,19 +55,17 @@ class Recall(nn.Module):
     def forward(self, tokens: gw.Tensor) -> dict[str, gw.Tensor]:
         """Map tokens [B, T, 2] to logits [B, ASKED, VALUES], an auxiliary loss, and the share of candidates taken."""
         x = self.key(tokens[:, :, 0]) + self.value(tokens[:, :, 1])
-        found = {}
         if isinstance(self.attn, at.NativeSparse):
             made = self.attn.attend(self.norm(x))
-            y, taken = made.out, made.choice.taken[:, :, -ASKED:].to("float32").mean()
-            found = {"aux": made.aux, "share": taken / made.choice.candidates[-ASKED:].to("float32").mean()}
+            y, aux, taken = made.out, made.aux, made.choice.taken[:, :, -ASKED:].to("float32").mean()
+            share = taken / made.choice.candidates[-ASKED:].to("float32").mean()
         else:
-            y = self.attn(self.norm(x))
-        return {"logits": self.head(self.last((x + y)[:, -ASKED:])), **found}
+            y, aux, share = self.attn(self.norm(x)), gw.zeros(()), gw.ones(())
+        return {"logits": self.head(self.last((x + y)[:, -ASKED:])), "aux": aux, "share": share}
 
 
-def loss(out: dict[str, gw.Tensor], answers: gw.Tensor) -> gw.Tensor:
-    entropy = functional.cross_entropy(out["logits"].reshape(-1, VALUES), answers.reshape(-1))
-    return entropy + out["aux"] if "aux" in out else entropy
+def loss(logits: gw.Tensor, aux: gw.Tensor, answers: gw.Tensor) -> gw.Tensor:
+    return functional.cross_entropy(logits.reshape(-1, VALUES), answers.reshape(-1)) + aux
 
 
 def trained(mode: str, steps: int, seed: int = 0, qk_gain: float = 2.0, lr: float = 3e-3) -> tuple[float, float]:
@@ -84,7 +82,7 @@ def trained(mode: str, steps: int, seed: int = 0, qk_gain: float = 2.0, lr: floa
         tokens, answers = batch(rng)
         out = program.run({"tokens": tokens}, keep="outputs")
         right.append((out["logits"].to_numpy().argmax(2) == answers).mean())
-        shares.append(float(out["share"].to_numpy()) if "share" in out else 1.0)
+        shares.append(float(out["share"].to_numpy()))
     return float(np.mean(right)), float(np.mean(shares))
 
 
