@@ -11,7 +11,8 @@ import numpy as np
 from graphwright.array.dtype import float32, float64, int32, int64
 from graphwright.array.formulas.selected import FORCED, MARGIN, STEEPEST
 from graphwright.array.spec import Spec
-from graphwright.errors import DTypeError, ShapeError
+from graphwright.array.vm.encode import selected_attention as forms
+from graphwright.errors import ShapeError
 from graphwright.ops.attributes import Attr, StaticSize
 from graphwright.ops.axes import Atom, AxesUse, product, size
 from graphwright.ops.call import as_dtype, call
@@ -196,7 +197,7 @@ class SdpaSelected(Row):
     """
 
     arity, attrs, saves = (5, 6), _ATTRS, Saves(inputs=(0, 1, 2, 3, 4, 5), outputs=(0,))
-    traits = Traits(attention=True, amp="low", fixed=(3, 4, 5), contiguous=(0, 1, 2, 3, 4))
+    traits, vm = Traits(attention=True, amp="low", fixed=(3, 4, 5), contiguous=(3, 4)), forms.SDPA_SELECTED
 
     def infer(q, k, v, blocks, gates, *start, **attrs):
         _check(q, k, v, blocks, gates, *start, **attrs)
@@ -264,9 +265,9 @@ class SdpaSelectedBackward(Backward):
     """
 
     arity, attrs = (7, 8), _ATTRS
-    traits = Traits(backward_of="sdpa_selected", contiguous=(0, 1, 2, 3, 4, -2, -1), opaque=True)
+    traits = Traits(backward_of="sdpa_selected", contiguous=(3, 4, -2, -1), opaque=True)
     vjp, why = None, {"vjp": "second derivatives are those of its expansion, which replaces it where they are needed"}
-    results = ("dq", "dk", "dv", "dgates")
+    results, vm = ("dq", "dk", "dv", "dgates"), forms.SDPA_SELECTED
 
     def infer(*ins, **attrs):
         *given, out, g = ins

@@ -12,8 +12,10 @@ from typing import NamedTuple
 import torch
 
 from graphwright.array.backend import Attrs, Call, Needs
-from graphwright.array.cpu.kernel import Tensors, kernel
+from graphwright.array.cpu.by_vm import by_vm, work_of
+from graphwright.array.cpu.kernel import Tensors, Work, kernel
 from graphwright.array.formulas.selected import STEEPEST
+from graphwright.array.vm.encode import selected_attention as forms
 
 GATHERED = 1 << 19
 """Numbers that the gathered keys of one batch of lists may have, about 2 MiB of float32."""
@@ -102,7 +104,7 @@ class _Selected:
         queries = part.unsqueeze(1) * self.length + token
         own = self.lists[rows].gather(1, columns)
         if own.numel() and int(own.max()) >= self.count:
-            raise IndexError(f"a block is out of range: expected below {self.count}, got {int(own.max())}")
+            _lacks_block(own, self.count)
         blocks = part.unsqueeze(1) * self.count + own
         m, c = own.shape
         q = self.q[queries].reshape(m, -1, self.width)
@@ -123,10 +125,24 @@ class _Selected:
         return read
 
 
-@kernel("sdpa_selected", needs=Needs(reads=(3, 4), allocates=True))
+def _lacks_block(blocks: torch.Tensor, count: int) -> None:
+    raise IndexError(f"a block is out of range: expected below {count}, got {int(blocks.max())}")
+
+
+def _native(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call | None:
+    blocks, count = ins[3], -(-ins[1].shape[2] // attrs["block"])
+    return by_vm(forms.SDPA_SELECTED, outs, ins, attrs, work, lambda: _lacks_block(blocks, count))
+
+
+_scratch: Work = lambda outs, ins, attrs: work_of(forms.SDPA_SELECTED, outs, ins, attrs)
+_NEEDS = Needs(reads=(3, 4), allocates=True)
+
+
+@kernel("sdpa_selected", _scratch, needs=_NEEDS)
 def sdpa_selected(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """Attend over the blocks with a gate above 0. Raises: IndexError for a block that does not exist."""
     (out,) = outs
+    native = _native(outs, ins, attrs, work)
 
     def run() -> None:
         s = _Selected(ins, attrs)
@@ -136,13 +152,14 @@ def sdpa_selected(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> C
             made[t.queries[t.exists]] = mixed.view(*t.queries.shape, s.repeats, -1)[t.exists]
         out.copy_(s.from_queries(made))
 
-    return run
+    return native or run
 
 
-@kernel("sdpa_selected_backward", needs=Needs(reads=(3, 4), allocates=True))
+@kernel("sdpa_selected_backward", _scratch, needs=_NEEDS)
 def sdpa_selected_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """Compute the gradients; those of gates for all blocks of the lists, ghosts included."""
     *given, out, g = ins
+    native = _native(outs, ins, attrs, work)
 
     def run() -> None:
         s = _Selected(given, attrs)
@@ -169,4 +186,4 @@ def sdpa_selected_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tens
         for target, value in zip(outs, found, strict=True):
             target.copy_(value)
 
-    return run
+    return native or run
