@@ -362,8 +362,7 @@ class NativeSparse(Module):
     def _selected(self, q: Tensor, k: Tensor, v: Tensor, choice: Choice, *start: Tensor) -> Tensor:
         """Attend over the chosen blocks [B, H, T, d]; `start` is the position of the first query, if it is not 0."""
         tile = self.block if self.granularity == "tile" and not start else 1
-        ghosts = self.ghosts if self.trains else 0
-        options = {"scale": self.head_dim**-0.5, "block": self.block, "tile": tile, "ghosts": ghosts}
+        options = {"scale": self.head_dim**-0.5, "block": self.block, "tile": tile}
         extra = ("q_start",) if start else ()
         return call("sdpa_selected", q, k, v, choice.blocks, choice.gates, *start, **options, optional=extra)
 

@@ -83,8 +83,13 @@ class SelectBlocks(Row):
 
     def axes(u: AxesUse):
         scores, thresholds, own = u.ins[:3]
-        for term in (*scores, *thresholds, *own):
-            u.mixed(term, "chooses blocks by index")
+        for axis in range(3):
+            if size(thresholds[axis]) == size(scores[axis]):
+                u.same(thresholds[axis], scores[axis])
+        for a, b in (pair for noise in u.ins[3:] for pair in zip(noise, scores, strict=True)):
+            u.same(a, b)
+        u.same(own[0], scores[2])
+        u.frozen(scores[3], "chooses blocks by index")
         return [(*scores[:3], u.fresh(u.shapes[0][3]))]
 
 
@@ -104,13 +109,12 @@ _ATTRS = {
     "scale": Attr(Number),
     "block": Attr(AtLeastOne),
     "tile": Attr(AtLeastOne, 1),
-    "ghosts": Attr(Count, 0),
     "optional": Attr(_OPTIONAL, ()),
 }
 
 
 def _check(
-    q: Spec, k: Spec, v: Spec, blocks: Spec, gates: Spec, *start: Spec, tile: int, ghosts: int,
+    q: Spec, k: Spec, v: Spec, blocks: Spec, gates: Spec, *start: Spec, tile: int,
     optional: Sequence[str], **attrs: Any,
 ) -> None:  # fmt: skip
     floating(one_dtype(q, k, v))
@@ -133,9 +137,6 @@ def _check(
         raise ShapeError("the lists of blocks do not fit the queries", expected=expected, got=blocks)
     if gates.shape != blocks.shape:
         raise ShapeError("the gates do not have the shape of the lists", expected=blocks.shape, got=gates)
-    width = blocks.shape[3]
-    if isinstance(width, int) and width < ghosts:
-        raise ShapeError("a list is shorter than its ghosts", expected=f">= {ghosts}", got=width)
     if len(start) != len(optional) or any(s != Spec((), int64) for s in start):
         raise ShapeError("invalid q_start", expected="an int64 scalar for `optional=('q_start',)`", got=start)
 
@@ -191,8 +192,7 @@ class SdpaSelected(Row):
     `blocks` int32 [N, G, R, K] has a list for each row of queries, without duplicates, of blocks of `block` keys, -1
     for none; query t reads row t // `tile`, so R = T / `tile`, rounded up. Query head h reads key head and list
     h // (H / G). `gates` [N, G, R, K], >= 0, multiply exponentials: a_j = g e^s_j / Σ g e^s. A block with gate 0 has no
-    effect on the result, but its gate gets its gradient; the last `ghosts` columns of a list are not read at all
-    before the backward. Query t, at position q_start + t, sees keys up to its position. Operand `q_start` (int64) is
+    effect on the result, but its gate gets its gradient. Query t, at position q_start + t, sees keys up to its position. Operand `q_start` (int64) is
     named by `optional`; S - T without it. A query that sees no key gives 0.
     """
 
@@ -216,15 +216,15 @@ class SdpaSelected(Row):
         return as_dtype(call("flatten", made, start=1, end=2), ins[0].dtype)
 
     def sample(rng):
-        block, tile, ghosts = 2, int(rng.integers(1, 3)), int(rng.integers(0, 2))
+        block, tile = 2, int(rng.integers(1, 3))
         q, k, v = (rng.normal(size=(2, h, n, d)) for h, n, d in ((4, 5, 3), (2, 7, 3), (2, 7, 2)))
         rows, count = -(-5 // tile), 4
-        lists = np.argsort(rng.random((2, 2, rows, count)), axis=3)[..., :3].astype(np.int32)
+        lists = 1 + np.argsort(rng.random((2, 2, rows, count - 1)), axis=3).astype(np.int32)
         lists[rng.random(lists.shape) < 0.2] = -1
-        gates = rng.uniform(0.2, 1.0, lists.shape)
-        gates[..., 3 - ghosts :] = 0.0
-        attrs = {"scale": 0.5, "block": block, "tile": tile, "ghosts": ghosts}
-        return [q, k, v, lists, gates], attrs
+        lists[..., 0] = 0
+        gates = rng.uniform(0.5, 1.5, lists.shape)
+        gates[..., 2] *= rng.random() < 0.5
+        return [q, k, v, lists, gates], {"scale": 0.5, "block": block, "tile": tile}
 
     def axes(u: AxesUse):
         q, k, v, blocks, gates = u.ins[:5]

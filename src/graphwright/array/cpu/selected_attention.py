@@ -62,7 +62,6 @@ class _Selected:
         self.k, self.v = self.of_keys(k), self.of_keys(v)
         self.lists = self.blocks.reshape(-1, self.blocks.shape[3]).long()
         self.gates = gates.reshape(self.lists.shape).to(self.wide)
-        self.read = self.lists.shape[1] - attrs["ghosts"]
 
     def of_queries(self, t: torch.Tensor) -> torch.Tensor:
         """Return values of queries [N, H, T, d] as [N·G·T, H / G, d]."""
@@ -120,9 +119,7 @@ class _Selected:
 
     def blocks_read(self) -> torch.Tensor:
         """Return which blocks have an effect on the result [N·G·R, K]."""
-        read = (self.lists >= 0) & (self.gates != 0)
-        read[:, self.read :] = False
-        return read
+        return (self.lists >= 0) & (self.gates != 0)
 
 
 def _lacks_block(blocks: torch.Tensor, count: int) -> None:

@@ -9,8 +9,7 @@ Words of the instruction: 1 first unit, 2 number of units, 3 query heads, 4 key 
 key, 8 size of a value, 9 scale, 10 address of the first query's position (0: keys - queries), 11 nanoseconds of a unit.
 Rows of operands follow, one or for the gradient two, as in `attention`: q, k, v, out; also the gradients of out, q, k,
 v. A last row has the words of the lists: 0 address of the blocks, 1 of the gates, 2 of the gradients of the gates,
-3 number of lists R, 4 length of a list, 5 columns that the result depends on, 6 keys of a block, 7 queries of a tile,
-8 lists of a unit.
+3 number of lists R, 4 length of a list, 5 keys of a block, 6 queries of a tile, 7 lists of a unit.
 """
 
 from __future__ import annotations
@@ -173,8 +172,8 @@ def attend_lists(row: Any, scratch: Any) -> Any:
     """softmax over the visible keys of the listed blocks, times v; 0 for a query that sees no key."""
     more, groups, queries = row + 2 * BYTES, cell(row, 4), cell(row, 5)
     keys_all, deep, wide = cell(row, 6), cell(row, 7), cell(row, 8)
-    lists, length, read, block, tile = cell(more, 3), cell(more, 4), cell(more, 5), cell(more, 6), cell(more, 7)
-    heads, start, each = cell(row, 3) // groups, _start(row), cell(more, 8)
+    lists, length, block, tile = cell(more, 3), cell(more, 4), cell(more, 5), cell(more, 6)
+    heads, start, each = cell(row, 3) // groups, _start(row), cell(more, 7)
     runs = (lists + each - 1) // each
     by_head = tile == 1
     step_q, step_o = _step(row, 0, by_head), _step(row, 3, by_head)
@@ -194,7 +193,7 @@ def attend_lists(row: Any, scratch: Any) -> Any:
                     position, forward = start + here, 0 if by_head else 1
                     _fresh(scratch)
                     _cleared(out, step_o, rows, wide)
-                    for c in range(read):
+                    for c in range(length):
                         b = vec.load_i32(cell(more, 0) + 4 * (at_list + c))
                         gate = vec.load_f32(cell(more, 1) + 4 * (at_list + c))
                         if b < 0 or gate == F(0.0):
@@ -247,7 +246,7 @@ def attend_lists_backward(row: Any, scratch: Any) -> Any:
     """
     more, groups, queries = row + 3 * BYTES, cell(row, 4), cell(row, 5)
     keys_all, deep, wide = cell(row, 6), cell(row, 7), cell(row, 8)
-    lists, length, block, tile = cell(more, 3), cell(more, 4), cell(more, 6), cell(more, 7)
+    lists, length, block, tile = cell(more, 3), cell(more, 4), cell(more, 5), cell(more, 6)
     heads, start = cell(row, 3) // groups, _start(row)
     by_head = tile == 1
     step_q, step_o = _step(row, 0, by_head), _step(row, 3, by_head)

@@ -31,5 +31,5 @@ def SDPA_SELECTED(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
     head = vm.row_of(code, 0, units, *sizes, start[0].address if start else 0, nanoseconds)
     cells = [cell for o in operands for cell in (o.address, *(4 * s for s in o.strides[:3]))]
     slopes = outs[3].address if rest else 0
-    words = (blocks.address, gates.address, slopes, lists, length, length - attrs["ghosts"], attrs["block"], tile, each)
+    words = (blocks.address, gates.address, slopes, lists, length, attrs["block"], tile, each)
     return [head, *vm.table_of(cells), *vm.table_of(words)]
