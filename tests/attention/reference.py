@@ -62,10 +62,15 @@ def attend(
         k = [(x[b] @ w[f"k.{i}.weight"].T).view(time, groups, d) for i in range(len(m.k))]
         v = [(x[b] @ w[f"v.{i}.weight"].T).view(time, groups, d) for i in range(len(m.v))]
         q = torch.stack([torch.stack([rotate(q[t, h], t, f) for h in range(heads)]) for t in range(time)])
-        turned = [torch.stack([torch.stack([rotate(a[t, g], t, f) for g in range(groups)]) for t in range(time)]) for a in k]
+        turned = [
+            torch.stack([torch.stack([rotate(a[t, g], t, f) for g in range(groups)]) for t in range(time)]) for a in k
+        ]
         count = max(0, (time - l) // s + 1)
         for g in range(groups):
-            ck = [rotate(_summary(w, "compress_k", k[0][c * s : c * s + l, g]), c * s + (l - 1) / 2, f) for c in range(count)]
+            ck = [
+                rotate(_summary(w, "compress_k", k[0][c * s : c * s + l, g]), c * s + (l - 1) / 2, f)
+                for c in range(count)
+            ]
             cv = [_summary(w, "compress_v", v[0][c * s : c * s + l, g]) for c in range(count)]
             attention: dict[int, np.ndarray] = {}
             for t in range(time):

@@ -39,7 +39,9 @@ def tokens(seed: int = 0, batch: int = 2, time: int = TIME) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(batch, time, DIM))
 
 
-def lists(m: NativeSparse, made: at.SparseAttention, time: int, ghosts: bool = False) -> dict[tuple[int, int, int], set]:
+def lists(
+    m: NativeSparse, made: at.SparseAttention, time: int, ghosts: bool = False
+) -> dict[tuple[int, int, int], set]:
     """The blocks of each (sequence, key head, query): those that are read, or the ghosts."""
     blocks, gates = made.choice.blocks.numpy(), made.choice.gates.numpy()
     tile = m.block if m.granularity == "tile" else 1
@@ -155,7 +157,9 @@ def test_flat_scores_take_all_and_a_cap_takes_the_lowest() -> None:
     capped = module(most=2)
     capped.q.weight.assign(capped.q.weight.detach() * 0.0)
     made = capped.attend(gw.tensor(tokens()))
-    assert all(found == {0, 1, 2, t // 4 - 1, t // 4} for (_, _, t), found in lists(capped, made, TIME).items() if t >= 16)
+    assert all(
+        found == {0, 1, 2, t // 4 - 1, t // 4} for (_, _, t), found in lists(capped, made, TIME).items() if t >= 16
+    )
     assert np.array_equal(made.choice.capped.numpy(), np.broadcast_to(n > 2, made.choice.capped.shape))
 
 
@@ -243,7 +247,9 @@ def leaks(m: NativeSparse, at_token: int, time: int = TIME) -> bool:
     for branch in ("compressed", "selected", "sliding", "branch_gates"):
         a, b = (getattr(made, branch).numpy()[:, :, :at_token] for made in (first, second))
         same.append(np.array_equal(a, b))
-    before = [{key: blocks for key, blocks in lists(m, made, time).items() if key[2] < at_token} for made in (first, second)]
+    before = [
+        {key: blocks for key, blocks in lists(m, made, time).items() if key[2] < at_token} for made in (first, second)
+    ]
     return not (all(same) and before[0] == before[1])
 
 

@@ -43,8 +43,10 @@ class SelectBlocks(Row):
             raise ShapeError("the scores of blocks have the wrong shape", expected="[N, G, R, J]", got=scores)
         rows = scores.shape[2]
         allowed = [(1, n) if n != 1 else (1,) for n in scores.shape[:3]]
-        if len(thresholds.shape) != 4 or thresholds.shape[3] != 1 or any(
-            have not in may for have, may in zip(thresholds.shape[:3], allowed, strict=True)
+        if (
+            len(thresholds.shape) != 4
+            or thresholds.shape[3] != 1
+            or any(have not in may for have, may in zip(thresholds.shape[:3], allowed, strict=True))
         ):
             raise ShapeError("the thresholds do not broadcast to the rows of scores",
                              expected=(*scores.shape[:3], 1), got=thresholds)  # fmt: skip

@@ -217,9 +217,7 @@ def attend_lists(row: Any, scratch: Any) -> Any:
 
 
 @native
-def _weights(
-    row: Any, scratch: Any, position: Any, forward: Any, j: Any, rows: Any, keys: Any, gate: Any
-) -> Any:
+def _weights(row: Any, scratch: Any, position: Any, forward: Any, j: Any, rows: Any, keys: Any, gate: Any) -> Any:
     """Turn scores into gated weights and slopes of weights into slopes of scores; return the gradient of the gate."""
     scale, found = vec.splat(F(number(row, 9))), vec.splat(F(0.0))
     for r in range(rows):
