@@ -20,6 +20,7 @@ from graphwright import native
 from graphwright.array import formulas
 from graphwright.array.vm import (  # noqa: F401 (enter their loops)
     attention,
+    block_attention,
     experts,
     optimizers,
     rows,
@@ -34,7 +35,8 @@ from graphwright.builds import Part
 from graphwright.native import cfunc, marker, source_hash
 
 GROUPS = (
-    "attention", "elementwise", "experts", "selected_attention", "optimizers", "products", "rows", "sampling",
+    "attention", "block_attention", "elementwise", "experts", "selected_attention", "optimizers", "products",
+    "rows", "sampling",
 )  # fmt: skip
 """The modules of the loops, those that take longest to compile first."""
 INSIDE = GROUPS.index("elementwise")  # its loops are part of the machine
