@@ -22,7 +22,7 @@ LEVELS = [
     {"plan"},
     {"nn", "optim", "amp", "data", "distributions", "metrics"},
     {"models", "evolve"},
-    {"surgery", "structure"},
+    {"surgery", "structure", "attention"},
     {"experts", "lifecycle"},
     {"cli", "testing"},
     {"__init__", "__main__"},

@@ -37,6 +37,7 @@ from torch_optimizers import (
     rprop,
     sgd,
 )
+from torch_selected import sdpa_selected, sdpa_selected_backward, select_blocks
 from torch_windows import WINDOWS
 
 from graphwright.array.cpu.kernel import TORCH_DTYPE
@@ -414,6 +415,9 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "routed_attention_backward": routed_attention_backward,
     "routed_attention_cached": routed_attention_cached,
     "routed_entries": routed_entries,
+    "select_blocks": select_blocks,
+    "sdpa_selected": sdpa_selected,
+    "sdpa_selected_backward": sdpa_selected_backward,
     "grouped_outer": lambda ins, a: torch.stack(
         [x.T @ y for x, y in zip(runs(ins[0], ins[2]), runs(ins[1], ins[2]), strict=True)]
     ),

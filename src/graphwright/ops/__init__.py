@@ -22,6 +22,7 @@ from graphwright.ops import (
     reduce,
     routed_attention,
     sampling,
+    selected_attention,
     shape,
     special,
 )
@@ -55,6 +56,7 @@ __all__ += [
     "result_names",
     "routed_attention",
     "sampling",
+    "selected_attention",
     "shape",
     "special",
     "traits",

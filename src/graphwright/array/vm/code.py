@@ -49,6 +49,8 @@ Code = IntEnum("Code", [
     "TOPK", "DISPATCH", "EXPERT_RUNS", "EXPERTS", "EXPERTS_BACKWARD", "EXPERT_PROBE",
     # block-sparse attention
     "BLOCK_PACK", "BLOCK_ATTEND", "BLOCK_ATTEND_BACKWARD",
+    # attention over lists of blocks
+    "ATTEND_LISTS", "ATTEND_LISTS_BACKWARD",
     # control
     "LOOP", "SHARED",
 ], start=0)  # fmt: skip
