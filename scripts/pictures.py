@@ -188,6 +188,7 @@ def house() -> str:
         **{"plan": "tables, executors", "program": "graph of ops and weights, edits, undo, axes, pictures"},
         **{"autograd": "tensors, tape, backward", "ops": "one class per op"},
         **{"array": "memory, ATen, VM, formulas", "graph": "handles, bulk edits, order"},
+        **{"patterns": "block-sparse attention as editable graphs"},
         **{
             "safetensors": "checkpoint files",
             "files": "atomic writes, strict JSON",

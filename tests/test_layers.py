@@ -14,6 +14,7 @@ LEVELS = [
     {"arguments", "builds", "files", "timing"},
     {"safetensors", "settings"},
     {"graph"},
+    {"patterns"},
     {"array"},
     {"ops"},
     {"autograd"},

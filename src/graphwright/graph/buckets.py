@@ -46,6 +46,7 @@ class Buckets:
         self.state = [0, 0]  # blocks ever used, top of the free list
         self.capacity = 0
         self._blocks = [np.empty(0, np.int32) for _ in range(4)]  # items, next, prev, free
+        self.on_grow: list[Callable[[], None]] = []
         nodes.on_grow.append(self._bind)
         edges.on_grow.append(self._bind)
         self._bind()
@@ -87,6 +88,8 @@ class Buckets:
             new[: len(old)], new[len(old) :] = old, NONE
             self._blocks[i] = new
         self._bind()
+        for rebind in self.on_grow:
+            rebind()
 
     def room(self, node: int) -> None:
         """Reserve the block that the next `append` or `restore` at a node may need. Raises CapacityError."""

@@ -39,6 +39,8 @@ class Graph:
         max_generation: a slot is retired after it has issued `max_generation - 1` handles.
         debug_counters: count the array elements that single edits read or write, in `cells_touched`; slow.
         timeout: seconds an edit waits for another thread's edit before `EditBusy`.
+
+    Functions in the list `on_move` are called after any array of `buffers()` was reallocated.
     """
 
     def __init__(
@@ -54,6 +56,9 @@ class Graph:
         self._in = Buckets(self._node_table, self._edge_table, block, self._counter)
         self._node_table.on_grow.append(self._bind)
         self._edge_table.on_grow.append(self._bind)
+        self.on_move: list[Callable[[], None]] = []
+        for part in (self._node_table, self._edge_table, self._out, self._in):
+            part.on_grow.append(self._moved)
         self._bind()
         self.block, self.max_generation = block, max_generation
         self.version = 0
@@ -63,6 +68,10 @@ class Graph:
     def _bind(self) -> None:
         self._node_ids, self._edge_ids = self._node_table.id_cells, self._edge_table.id_cells
         self._src, self._dst = self._source.cells, self._target.cells
+
+    def _moved(self) -> None:
+        for rebind in self.on_move:
+            rebind()
 
     # -- single edits ------------------------------------------------------------------------------------------------
     def add_node(self, **columns: Any) -> NodeId:
@@ -175,6 +184,15 @@ class Graph:
     def next_edge(self) -> EdgeId:
         """Return the handle that the next `add_edge` will return. O(1)."""
         return as_edge(self._edge_table.next_handle())
+
+    def next_edges(self, count: int) -> EdgeArray:
+        """Return the handles that the next `count` calls of `add_edge` will return."""
+        return EdgeArray(self._edge_table.next_handles(count))
+
+    @property
+    def edge_slots(self) -> int:
+        """Number of edge slots ever used: one more than the greatest index of a handle."""
+        return self._edge_table.size
 
     # -- restores ----------------------------------------------------------------------------------------------------
     def restore_edge(self, record: RemovedEdge) -> EdgeId:
@@ -434,6 +452,8 @@ class Graph:
     adjacency = state.adjacency
     normalized_adjacency = state.normalized_adjacency
     from_coo = classmethod(state.from_coo)
+
+    buffers = state.buffers
 
     def reserve(self, nodes: int = 0, edges: int = 0) -> None:
         """Reserve memory for this many nodes and edges in total. Raises CapacityError."""

@@ -222,13 +222,19 @@ class SlotTable:
                 raise UsageError(f"{twice} is given more than once", where=f"row {row}", fix="pass unique ids")
         return slots
 
-    def issue_many(self, count: int) -> Array:
-        """Occupy and return the slots that `count` calls of `issue` would occupy, in the same order."""
+    def next_handles(self, count: int) -> Ids:
+        """Return the packed handles that the next `count` calls of `issue` will return."""
         reused = min(count, self.free_top)
         self.reserve(self.size + count - reused)
         top = self._free[self.free_top - reused : self.free_top][::-1]
         slots = np.concatenate([top.astype(np.int64), np.arange(self.size, self.size + count - reused)])
-        self.ids[slots] = self.kind_bit | self._high.data[slots].astype(np.int64) << INDEX_BITS | slots
+        return self.kind_bit | self._high.data[slots].astype(np.int64) << INDEX_BITS | slots
+
+    def issue_many(self, count: int) -> Array:
+        """Occupy and return the slots that `count` calls of `issue` would occupy, in the same order."""
+        handles, reused = self.next_handles(count), min(count, self.free_top)
+        slots = handles & INDEX
+        self.ids[slots] = handles
         self.free_top -= reused
         self.size += count - reused
         self.live += count

@@ -54,6 +54,40 @@ def snapshot(self: Graph) -> Snapshot:
         return Snapshot(self.version, NodeArray(nodes.ids[n]), EdgeArray(edges.ids[e]), s, t, of_nodes, of_edges)
 
 
+class ListBuffers(NamedTuple):
+    """The arrays of all out-lists or all in-lists; `graphwright.graph.buckets` describes them."""
+
+    head: Array  # int32 per node slot: the first block of its list
+    tail: Array
+    degree: Array
+    position: Array  # int32 per edge slot: its index in `items`
+    items: Array  # int32 [blocks · block]: edge slots
+    after: Array  # int32 per block: the next one of its list
+    before: Array
+    free: Array
+
+
+class Buffers(NamedTuple):
+    """The arrays of a graph, not copies: valid until `Graph.on_move` is called, and to be read only."""
+
+    node_ids: Ids  # packed handle per slot, -1 for a free one
+    edge_ids: Ids
+    source: Array  # int32 per edge slot: the slot of its source
+    target: Array
+    outgoing: ListBuffers
+    incoming: ListBuffers
+    node_columns: dict[str, Array]
+    edge_columns: dict[str, Array]
+
+
+def buffers(self: Graph) -> Buffers:
+    """Return the arrays that hold the graph, for compiled loops that walk its lists; nothing is copied."""
+    nodes, edges = self._node_table, self._edge_table
+    columns = ({name: column.data for name, column in table.columns.items()} for table in (nodes, edges))
+    lists = (ListBuffers(*side.tables()) for side in (self._out, self._in))
+    return Buffers(nodes.ids, edges.ids, self._source.data, self._target.data, *lists, *columns)
+
+
 def structure_hash(self: Graph, positions: bool = False) -> str:
     """Return the sha256 of live handles, endpoints and columns, and with `positions` of adjacency-list positions.
 

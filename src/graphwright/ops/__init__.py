@@ -6,6 +6,7 @@ from graphwright.ops import (
     activation,
     arrange,
     attention,
+    block_attention,
     conv,
     elementwise,
     experts,
@@ -28,8 +29,10 @@ from graphwright.ops.call import call, compute, writable_over
 from graphwright.ops.explain import explain
 from graphwright.ops.registry import OPS, Attrs, Cost, Op, Saves, Traits, UnknownOp, get, op, result_names, traits
 
-__all__ = ["OPS", "Attrs", "Cost", "Op", "Saves", "Traits", "UnknownOp", "activation", "arrange", "attention", "call"]
+__all__ = ["OPS", "Attrs", "Cost", "Op", "Saves", "Traits", "UnknownOp", "activation", "arrange", "attention"]
 __all__ += [
+    "block_attention",
+    "call",
     "compute",
     "conv",
     "elementwise",

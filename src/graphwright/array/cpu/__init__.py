@@ -23,7 +23,8 @@ from graphwright.array.spec import Spec
 from graphwright.array.storage import Storage
 
 _FAMILIES = (
-    "attention conv elementwise experts index linear loss norm optimize pool random reduce routed_attention sampling"
+    "attention block_attention conv elementwise experts index linear loss norm optimize pool random reduce "
+    "routed_attention sampling"
 )
 for _family in _FAMILIES.split():
     import_module(f"{__name__}.{_family}")  # registers its kernels

@@ -352,20 +352,41 @@ def _sums(builder: Any, rows: list[Any]) -> Any:
     return rows[0]
 
 
+def dots(builder: Any, q: Any, rows: list[Any], width: Any) -> Any:
+    """Emit the dot products of q with 16 rows of `width` entries at the given addresses; return a vector of them."""
+
+    def step(at: Any, mask: Any, sums: list[Any]) -> list[Any]:
+        x = vec.fetch(builder, builder.add(q, at), mask)
+        terms = [(vec.fetch(builder, builder.add(row, at), mask), s) for row, s in zip(rows, sums, strict=True)]
+        return [vec.intrinsic_call(builder, "llvm.fma.v16f32", vec.FLOATS, x, y, s) for y, s in terms]
+
+    return _sums(builder, _along(builder, width, [_ZERO] * vec.LANES, step))
+
+
+def add_rows(builder: Any, out: Any, kept: Any, p: Any, rows: list[Any], width: Any) -> None:
+    """Emit out = kept·out + Σ p[r]·row r over 16 rows of `width` entries at the given addresses."""
+    wide = [builder.shuffle_vector(p, p, ir.Constant(vec.INTS, [vec.I32(r)] * vec.LANES)) for r in range(vec.LANES)]
+
+    def step(at: Any, mask: Any, phis: list[Any]) -> list[Any]:
+        position = builder.add(out, at)
+        even, odd = builder.fmul(vec.fetch(builder, position, mask), kept), _ZERO
+        for r in range(0, vec.LANES, 2):
+            a, b = (vec.fetch(builder, builder.add(rows[i], at), mask) for i in (r, r + 1))
+            even = vec.intrinsic_call(builder, "llvm.fma.v16f32", vec.FLOATS, wide[r], a, even)
+            odd = vec.intrinsic_call(builder, "llvm.fma.v16f32", vec.FLOATS, wide[r + 1], b, odd)
+        vec.write(builder, builder.fadd(even, odd), position, mask)
+        return []
+
+    _along(builder, width, [], step)
+
+
 @intrinsic
 def _products(typingctx: Any, q: Any, k: Any, stride: Any, width: Any, count: Any) -> Any:
     """Return a vector of dot products of q with `count` rows of `width` entries from k on; more lanes are undefined."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         q, k, stride, width, count = args
-        rows = _rows_of(builder, k, stride, count)
-
-        def step(at: Any, mask: Any, sums: list[Any]) -> list[Any]:
-            x = vec.fetch(builder, builder.add(q, at), mask)
-            terms = [(vec.fetch(builder, builder.add(row, at), mask), s) for row, s in zip(rows, sums, strict=True)]
-            return [vec.intrinsic_call(builder, "llvm.fma.v16f32", vec.FLOATS, x, y, s) for y, s in terms]
-
-        return _sums(builder, _along(builder, width, [_ZERO] * vec.LANES, step))
+        return dots(builder, q, _rows_of(builder, k, stride, count), width)
 
     return vec.V(vec.i64, vec.i64, vec.i64, vec.i64, vec.i64), codegen
 
@@ -376,20 +397,7 @@ def _weighted(typingctx: Any, out: Any, kept: Any, p: Any, v: Any, stride: Any, 
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         out, kept, p, v, stride, width, count = args
-        rows = _rows_of(builder, v, stride, count)
-        wide = [builder.shuffle_vector(p, p, ir.Constant(vec.INTS, [vec.I32(r)] * vec.LANES)) for r in range(vec.LANES)]
-
-        def step(at: Any, mask: Any, phis: list[Any]) -> list[Any]:
-            position = builder.add(out, at)
-            even, odd = builder.fmul(vec.fetch(builder, position, mask), kept), _ZERO
-            for r in range(0, vec.LANES, 2):
-                a, b = (vec.fetch(builder, builder.add(rows[i], at), mask) for i in (r, r + 1))
-                even = vec.intrinsic_call(builder, "llvm.fma.v16f32", vec.FLOATS, wide[r], a, even)
-                odd = vec.intrinsic_call(builder, "llvm.fma.v16f32", vec.FLOATS, wide[r + 1], b, odd)
-            vec.write(builder, builder.fadd(even, odd), position, mask)
-            return []
-
-        _along(builder, width, [], step)
+        add_rows(builder, out, kept, p, _rows_of(builder, v, stride, count), width)
         return ir.Constant(vec.I8.as_pointer(), None)
 
     return vec.void(vec.i64, vec.V, vec.V, vec.i64, vec.i64, vec.i64, vec.i64), codegen

@@ -137,7 +137,7 @@ def transposer(fetch: Any) -> Any:
     return intrinsic(turn)
 
 
-_turn = transposer(lambda b, address, mask: vec.masked_load(b, address, mask, vec.FLOATS, "v16f32", 4))
+transpose = transposer(lambda b, address, mask: vec.masked_load(b, address, mask, vec.FLOATS, "v16f32", 4))
 
 
 @native
@@ -151,7 +151,7 @@ def _pack(b: Any, row_b: Any, col_b: Any, terms: Any, columns: Any, scratch: Any
     elif row_b == 4:
         for j in range(0, columns, 16):
             for k in range(0, terms, 16):
-                _turn(b + j * col_b + 4 * k, col_b, scratch + 4 * j + 4 * PANEL * k, 4 * PANEL, columns - j, terms - k)
+                transpose(b + j * col_b + 4 * k, col_b, scratch + 4 * j + 4 * PANEL * k, 4 * PANEL, columns - j, terms - k)
     else:
         for k in range(terms):
             for j in range(columns):
@@ -194,7 +194,7 @@ def _strips(a: Any, row_a: Any, col_a: Any, m: Any, terms: Any, packed: Any) -> 
                 vec.store(at + 4 * height * k, vec.load_first(a + 4 * i + k * col_a, mask))
         else:
             for k in range(0, terms, 16):
-                _turn(a + i * row_a + 4 * k, row_a, at + 4 * height * k, 4 * height, height, terms - k)
+                transpose(a + i * row_a + 4 * k, row_a, at + 4 * height * k, 4 * height, height, terms - k)
         i, at = i + height, at + 4 * height * terms
 
 
