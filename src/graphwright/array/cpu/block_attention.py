@@ -201,7 +201,7 @@ def block_mass(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call
 
     def run() -> None:
         if rows.read().slots > len(mass):
-            raise IndexError(f"too few places for edges: expected {rows.read().slots}, got {len(mass)}")
+            raise IndexError(f"too small for the edges: expected {rows.read().slots}, got {len(mass)}")
         mass.zero_()
         for r in rows.each():
             p, seen = rows.weights(r, lse), rows.apart(lse)[r.at] > -inf
@@ -249,27 +249,27 @@ _LOWEST = -1e30
 
 @kernel("block_entropy_backward", needs=Needs(reads=(2,), allocates=True))
 def block_entropy_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    (q, k, table, lse, *extra), (entropy, g) = ins[:-2], ins[-2:]
+    (q, k, table, lse, *extra), g = ins[:-2], ins[-1]
     rows = _Rows(q, k, table, extra, attrs)
 
     def run() -> None:
         sums = [torch.zeros(t.shape, dtype=rows.wide) for t in outs]
         dq = rows.apart(sums[0])
+        slopes = rows.apart(outs[2])
         for r in rows.each():
-            logs = rows.logs(r, lse)
-            change = -(logs.clamp(min=_LOWEST) + rows.apart(entropy)[r.at].unsqueeze(-1)) * rows.apart(g)[
-                r.at
-            ].unsqueeze(-1)
-            p = logs.exp()
+            logs, up = rows.logs(r, lse), rows.apart(g)[r.at].to(rows.wide).unsqueeze(-1)
+            change, p = -(logs.clamp(min=_LOWEST) + 1) * up, logs.exp()
+            slopes[r.at] = -(p * change).sum(-1).to(lse.dtype)
             if r.gate is not None and rows.inside:
                 each = torch.where(r.gate > 0, p * change / r.gate, 0.0).sum((0, 1, 2, 3))
                 for slot, value in zip(r.row.gates, _over(r.row.edges, each), strict=True):
                     if slot >= 0:
-                        sums[2][slot] += value
+                        sums[3][slot] += value
             ds = p * change * r.slope
             dq[r.at] = ds @ r.k
             sums[1][:, r.heads, r.row.keys] += (ds.mT @ r.q).sum(2)
-        for to, total in zip(outs, sums, strict=True):
-            to.copy_(total)
+        for i, (to, total) in enumerate(zip(outs, sums, strict=True)):
+            if i != 2:
+                to.copy_(total)
 
     return run

@@ -24,7 +24,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-
 from llvmlite import ir
 from numba.extending import intrinsic
 
