@@ -16,10 +16,12 @@ from graphwright.ops import get, traits
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.cost import flops, ones
 from graphwright.program.kinds import KINDS
+from graphwright.program.patterns import visible
 from graphwright.report import Report, bytes_text, flops_text
 from graphwright.safetensors import Checkpoint
 
 if TYPE_CHECKING:
+    from graphwright.patterns import Pattern
     from graphwright.program.program import Program
 
 
@@ -45,6 +47,19 @@ class Mixture:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class PatternRow:
+    """One attention pattern: key, numbers of queries and keys, block size, planes, edges, readers, share of the pairs."""
+
+    key: str
+    tokens: tuple[int, int]
+    block: int
+    planes: int
+    edges: int
+    attentions: int
+    density: float
+
+
 @checked
 @dataclass(frozen=True, slots=True, repr=False)
 class Inspection(Report):
@@ -63,6 +78,7 @@ class Inspection(Report):
         mixtures: the routed layers of the program, in order.
         active_parameters: entries of weights that one token uses: of experts those of the ones that it chooses, on
             average over experts of different widths.
+        patterns: the attention patterns of the program.
     """
 
     family: str
@@ -80,6 +96,7 @@ class Inspection(Report):
     inputs: dict[str, str] = field(default_factory=dict)
     mixtures: tuple[Mixture, ...] = ()
     active_parameters: int = 0
+    patterns: tuple[PatternRow, ...] = ()
 
     def tree(self, depth: int = 3) -> list[tuple[int, str, str, int]]:
         """Return rows (depth, name, dtype and shape, parameters) of modules; consecutive equal layers share a row."""
@@ -113,6 +130,11 @@ class Inspection(Report):
             each = sum(m.bytes for m in self.mixtures) / sum(m.experts for m in self.mixtures)
             active = f"{self.active_parameters:,} parameters active per token"
             lines.append(f"{len(self.mixtures)} routed layers of {used}; {active}; {bytes_text(each)} per expert")
+        for row in self.patterns:
+            shape = f"{row.tokens[0]} x {row.tokens[1]} tokens in blocks of {row.block}"
+            planes = f", {row.planes} planes" if row.planes > 1 else ""
+            used = f"{row.attentions} attention{'s' * (row.attentions != 1)}"
+            lines.append(f"pattern {row.key}: {shape}{planes}, {row.edges:,} edges, {100 * row.density:.3g} % of the pairs, {used}")
         for level, name, note, parameters in self.tree(depth):
             share = 100 * parameters / max(self.parameters, 1)
             lines.append(f"{'  ' * level}{name:<{36 - 2 * level}}{note:<22}{parameters:>14,}{share:>7.1f} %")
@@ -128,6 +150,7 @@ def inspect_program(p: Program, family: str = "program", name: str = "", dims: A
     entries = sum(p.spec(n).size for n in {p.key(n): n for n in p.params()}.values())
     idle = sum(m.parameters * (m.experts - m.k) // m.experts for m in found if m.k is not None)
     facts["active_parameters"] = entries - idle
+    facts["patterns"] = tuple(_pattern_row(p, key, pattern) for key, pattern in p.patterns.items())
     facts["inputs"] = {p.path(n): str(p.spec(n)) for n in p.inputs()}
     return _inspection(family, name or p.name, tuple(rows), nodes=len(p), edges=p.graph.edge_count, **facts)
 
@@ -145,6 +168,12 @@ def _inspection(family: str, name: str, rows: tuple[TensorRow, ...], **facts: An
         dtypes[row.dtype] += row.bytes
     parameters, nbytes = sum(prod(r.shape) for r in rows), sum(r.bytes for r in rows)
     return Inspection(family, name, parameters, nbytes, dict(dtypes), rows, **facts)
+
+
+def _pattern_row(p: Program, key: str, pattern: Pattern) -> PatternRow:
+    readers = {n for node in p.readers(key) for n in p.consumers(node)}
+    density = visible(pattern, *pattern.tokens)
+    return PatternRow(key, pattern.tokens, pattern.block, pattern.planes, len(pattern), len(readers), density)
 
 
 def mixtures(p: Program) -> tuple[Mixture, ...]:

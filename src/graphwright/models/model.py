@@ -21,6 +21,7 @@ from graphwright.models.generation.cache import CHUNK, KVCache, StaticCache, che
 from graphwright.models.generation.cached_program import with_padding
 from graphwright.models.generation.generate import decode, generate, generate_many
 from graphwright.models.generation.paged import PagedCache, PagedKeywords
+from graphwright.models.generation.pattern_rows import extend_patterns
 from graphwright.models.generation.text import UNBOUNDED, check_ids, check_mask, encoded, feeds_of, vocabulary
 from graphwright.models.inspect import Inspection, inspect_program
 from graphwright.models.loading import build
@@ -165,14 +166,15 @@ class Model:
             shape = batch.shape[isinstance(ids, str) or np.ndim(ids) < 2 :]
             if mask is None:
                 return self._run(self.program, batch, deterministic).reshape(*shape, -1)
-            if self._padded is None or self._padded[0] != self.program.version:
-                self._padded = self.program.version, with_padding(self.program)
+            if self._padded is None or self._padded[0] != self.program.plan_version:
+                self._padded = self.program.plan_version, with_padding(self.program)
             seen = check_mask(mask, batch.shape)
             positions = np.maximum(np.cumsum(seen, axis=1) - 1, 0)
             extra = {"mask": seen, "positions": positions}
             return self._run(self._padded[1], batch, deterministic, **extra).reshape(*shape, -1)
 
     def _run(self, p: Program, ids: np.ndarray, deterministic: bool, **extra: np.ndarray) -> np.ndarray:
+        extend_patterns(p, ids.shape[1])
         feeds = feeds_of(p, ids, **extra)
         dims = {"B": ids.shape[0], "T": ids.shape[1]}
         specs = {p.path(n): p.spec(n).bind(dims) for n in p.inputs()}

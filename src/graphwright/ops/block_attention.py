@@ -116,7 +116,8 @@ class BlockSdpa(Row):
 
     arity, attrs, algorithms = (4, 6), _ATTRS, _ALGORITHMS
     saves, results = Saves(inputs=(0, 1, 2, 3, 4, 5), outputs=(0, 1)), ("out", "lse")
-    traits, why, vm = Traits(amp="low", fixed=(3, 4, 5), contiguous=(3,)), _WHY, forms.BLOCK_SDPA
+    traits, why = Traits(attention=True, table=3, amp="low", fixed=(3, 4, 5), contiguous=(3,)), _WHY
+    vm = forms.BLOCK_SDPA
 
     def infer(q, k, v, table, *extra, **attrs):
         _check(q, k, v, table, extra, attrs)
@@ -159,7 +160,7 @@ class BlockSdpaBackward(Backward):
     """
 
     arity, attrs, algorithms = (7, 10), _ATTRS, _ALGORITHMS
-    traits = Traits(backward_of="block_sdpa", fixed=(3, -2), contiguous=(3, -3, -2, -1), opaque=True)
+    traits = Traits(backward_of="block_sdpa", table=3, fixed=(3, -2), contiguous=(3, -3, -2, -1), opaque=True)
     vjp, why = None, {"vjp": "second derivatives through a pattern are not supported"}
     results, vm = ("dq", "dk", "dv", "dgates"), forms.BLOCK_SDPA_BACKWARD
 

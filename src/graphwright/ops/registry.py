@@ -106,6 +106,7 @@ class Traits:
     excludes_minus_infinity: bool = False  # an entry of -∞ gives 0 and has no effect on the other entries
     scales_rows: bool = False  # scales or rotates each row of operand 0 along the last axis; does not mix rows
     attention: bool = False  # reads queries, keys and values (operands 0, 1, 2)
+    table: int | None = None  # index of the operand that is the table of an attention pattern; None for other ops
     routes: bool = False  # groups tokens by the experts that operand 0 chooses
     # sums the results of experts, which are groups of operands, by weights (operand 4); operands 1 to 3 are from an op
     # that routes

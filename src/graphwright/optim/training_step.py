@@ -154,7 +154,7 @@ class CompiledStep:
         """Update the step, its plan and the states of terms after changes of the program; every call does it first."""
         if self._seen == (changes.count, training()):
             return
-        now = (self.source.version, self.source.checkpoints, training())
+        now = (self.source.plan_version, self.source.checkpoints, training())
         now += tuple((id(p), p.requires_grad, p.spec, p.lineage) for p in self.optimizer.parameters())
         if self._made is None or now != self._known or not self._made.fresh:
             made, self._made, self._known = self._made, None, None  # discarded if an error follows

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 from graphwright.graph import NotUndoable
 
@@ -11,7 +11,17 @@ from ..errors import UsageError
 from . import changes
 from .changes import PatternChange
 
-Owner = Callable[[PatternChange, str, "str | None"], None]
+
+class Owner(Protocol):
+    """What journals the transactions of a pattern in its place, such as a program."""
+
+    def holding(self) -> AbstractContextManager[None]:
+        """Return a context that an edit enters before it locks the pattern. Raises: UsageError if it is refused."""
+        ...
+
+    def __call__(self, change: PatternChange, why: str, author: str | None) -> None:
+        """Journal a change that was applied already. If it raises an error, the pattern reverts the change."""
+        ...
 
 
 class Entry:

@@ -263,9 +263,20 @@ class Pattern:
         with self._transaction(why, author, nested=False):
             yield PatternEdit(self)
 
+    def _transaction(
+        self, why: str, author: str | None = None, nested: bool = True
+    ) -> AbstractContextManager[None]:
+        """Return a context that notes edits in one entry; a transaction inside another one is a part of it."""
+        noting = self._noting(why, author, nested)
+        return noting if self.owner is None else self._owned(self.owner, noting)
+
     @contextmanager
-    def _transaction(self, why: str, author: str | None = None, nested: bool = True) -> Generator[None]:
-        """Note edits in one entry; a transaction inside another one is a part of it."""
+    def _owned(self, owner: Owner, noting: AbstractContextManager[None]) -> Generator[None]:
+        with owner.holding(), noting:  # a run holds its program before its patterns, so an edit does too
+            yield
+
+    @contextmanager
+    def _noting(self, why: str, author: str | None, nested: bool) -> Generator[None]:
         with self._lock:
             if self._open is not None:
                 if not nested:
@@ -300,7 +311,7 @@ class Pattern:
     # -- history -----------------------------------------------------------------------------------------------------
     @property
     def owner(self) -> Owner | None:
-        """A function that is given (change, why, author) of each transaction after it was applied; it owns undo."""
+        """What journals the transactions in place of the pattern, such as a program; it owns undo."""
         return self._history.owner
 
     @owner.setter

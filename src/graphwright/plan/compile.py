@@ -56,8 +56,8 @@ def compile_program(
     p: Program, inputs: Mapping[str, Any] | None = None, *, outputs: Sequence[str] | None = None,
     patch: Sequence[PatchPoint] = (), freeze: bool = DEFAULT.freeze, rewrites: str = DEFAULT.rewrites,
     layout: str = DEFAULT.layout, watch: Sequence[str] = DEFAULT.watch, executor: str = DEFAULT.executor,
-    experts: str = DEFAULT.experts, deterministic: bool = DEFAULT.deterministic, device: Device | str = DEFAULT.device,
-    remat: int | None = DEFAULT.remat, poison: bool = DEFAULT.poison,
+    experts: str = DEFAULT.experts, attention: str = DEFAULT.attention, deterministic: bool = DEFAULT.deterministic,
+    device: Device | str = DEFAULT.device, remat: int | None = DEFAULT.remat, poison: bool = DEFAULT.poison,
     **named: Any,
 ) -> Plan:  # fmt: skip
     """Plan a program for given inputs: `program.compile(x=(64, 8), freeze=True)`.
@@ -67,7 +67,7 @@ def compile_program(
         outputs: names of the outputs to compute; all by default.
         patch: nodes, values or edges whose value the caller feeds: a run takes an additional input `patch.<path>` for
             each, and nodes needed for the replaced value alone do not run.
-        freeze, rewrites, layout, watch, executor, experts, deterministic, device, remat, poison: see `CompileOptions`.
+        freeze, rewrites, layout, watch, executor, experts, attention, deterministic, device, remat, poison: see `CompileOptions`.
         named: further inputs.
     Raises: UnboundDim if an input has a dimension without a value; UsageError if `outputs` or `patch` is one string;
         the errors of `make_plan`.
@@ -94,8 +94,8 @@ def compile_program(
         specs.setdefault(p.path(node), p.spec(node).bind(dims))
     specs.update({name: Spec((), p.spec(p.inputs()[0]).dtype) for name in shapes})  # make_plan lists unknown names
     options = compile_options(freeze=freeze, rewrites=rewrites, layout=layout, watch=watch, executor=executor,
-                              experts=experts, deterministic=deterministic, device=device, remat=remat,
-                              poison=poison)  # fmt: skip
+                              experts=experts, attention=attention, deterministic=deterministic, device=device,
+                              remat=remat, poison=poison)  # fmt: skip
     return plan_for(p, specs, outputs, options)
 
 

@@ -241,7 +241,7 @@ class _TracedSignature:
         return (
             all(v.requires_grad == trained and v.spec == spec for v, trained, spec in self._variables)
             and all(fact() == value for fact, value in self._facts)
-            and all(p.version == version for p, version in self.dependencies.values())
+            and all(p.plan_version == version for p, version in self.dependencies.values())
             and self.executable.plan.fresh
         )
 

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any, TypedDict, Unpack
 
 from graphwright.array import CPU, Device
+from graphwright.array.formulas import block_attention
 from graphwright.array.formulas.experts import ALGORITHMS
 from graphwright.errors import UsageError, check_type
 from graphwright.settings import Range
@@ -17,6 +18,7 @@ VM, ATEN, CAPTURE = "vm", "aten", "capture"
 _EXECUTORS = ("auto", VM, ATEN, CAPTURE)
 _EXPERTS = ("auto", *ALGORITHMS)
 CHOICES = {
+    "attention": ("auto", *block_attention.ALGORITHMS),
     "experts": _EXPERTS,
     "rewrites": ("none", "exact", "fast"),
     "layout": ("reuse", "naive"),
@@ -48,6 +50,8 @@ class CompileOptions:
             errors up to 2.5 ulp, and sums another order.
         experts: how mixtures of experts run: "sorted" (the tokens of each expert are gathered), "dense" (all tokens
             through all experts), "gather" (few pairs, as in decoding), "reference" (other ops), or "auto" (by a table).
+        attention: how attention over patterns runs: "block" (edge by edge), "dense" (all pairs, with a mask),
+            "reference" (slow loops), or "auto" (by a table).
         deterministic: give the bits of `program.run`, which runs node by node: "auto" then means "aten" on the CPU.
         device: device of the plan. Weights that it only reads are copied there once; weights that it writes move there.
         remat: maximum bytes of the arena; values are recomputed until it fits.
@@ -60,6 +64,7 @@ class CompileOptions:
     watch: tuple[str, ...] = ()
     executor: str = "auto"
     experts: str = "auto"
+    attention: str = "auto"
     deterministic: bool = False
     device: Device = CPU
     remat: int | None = None
@@ -104,6 +109,7 @@ class CompileKeywords(TypedDict, total=False):
     watch: Sequence[str]
     executor: str
     experts: str
+    attention: str
     deterministic: bool
     device: Device | str
     remat: int | None

@@ -156,7 +156,7 @@ class Plan:
         """True while the program has the planned version, the constants that rewrites rely on are unchanged, and the
         VM was not built since a plan that could have used it was made.
         """
-        same = self.program.version == self.version and not _source_edited(self.program) and self.assumptions_hold
+        same = self.program.plan_version == self.version and not _source_edited(self.program) and self.assumptions_hold
         return same and not self.buffer_layout.tables.lowerings.superseded
 
     @property
@@ -475,7 +475,7 @@ def make_plan(
         return replace(plan, options=options, recomputed=recomputed, ms=ms)
     commit, layout, patched = lay_out(p, inputs, outputs, options, before)
     records = layout.builder.records
-    return Plan(program=p, version=p.version, options=options, inputs=dict(inputs), outputs=commit.outputs,
+    return Plan(program=p, version=p.plan_version, options=options, inputs=dict(inputs), outputs=commit.outputs,
                 watched=commit.watched, commits={records[n].path: reason for n, reason in commit.why.items()},
                 commit_start=commit.start, early=commit.early, assumptions=dict(layout.builder.assumptions),
                 buffer_layout=layout, patched=patched, ms=(perf_counter() - started) * 1e3)  # fmt: skip
@@ -484,7 +484,7 @@ def make_plan(
 def _source_edited(p: Program) -> bool:
     """Return True if a program that this one was derived from, directly or indirectly, was edited since."""
     while p.source is not None:
-        if p.source[0].version != p.source[1]:
+        if p.source[0].plan_version != p.source[1]:
             return True
         p = p.source[0]
     return False

@@ -13,10 +13,12 @@ from graphwright.autograd import Parameter, Variable
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import OPS
+from graphwright.patterns import Pattern
 from graphwright.program.errors import ForeignNode, NameTaken
-from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
+from graphwright.program.kinds import CONST, INPUT, PARAM, PATTERN, STATE
 from graphwright.program.named_sizes import try_other_sizes
 from graphwright.program.op_graph import Value
+from graphwright.program.patterns import PatternVariable, adopt, adopt_all, check_free
 from graphwright.program.primitives import add_assign, add_op, add_source, set_output
 from graphwright.program.program import Program
 from graphwright.program.recorder import TraceRecorder, record_into
@@ -92,6 +94,18 @@ class Builder:
         """Set the value that a state (or param) will have in the next step."""
         p, target = self._program, self._mine(state)
         add_assign(p, target, self._mine(value), p.free_name(f"{p.path(target)}.next"))
+
+    def pattern(self, name: str, pattern: Pattern) -> Value:
+        """Add the table of an attention pattern, which belongs to the program from now on.
+
+        Raises: UsageError if the pattern belongs to another program.
+        """
+        name = self._full(name)
+        check_free(pattern, self._program, name)
+        variable = PatternVariable(pattern, name)
+        made = self._stored(PATTERN, name, variable, {"key": name})
+        adopt(self._program, variable)
+        return made
 
     def output(self, value: Value | NodeId, name: str) -> None:
         """Declare an output. Raises: NameTaken."""
@@ -175,6 +189,7 @@ def trace(
     program, recorder, _ = record(fn, *specs, names, sizes, stops=True)
     backward = (recorder.program.path(n) for n in recorder.recomputed.backward)
     join_residuals(program, set(map(program.node, backward)))
+    adopt_all(program)
     return program
 
 

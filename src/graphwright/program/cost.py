@@ -13,6 +13,7 @@ from graphwright.array.sizes import names_of
 from graphwright.ops import get
 from graphwright.program.kinds import KINDS
 from graphwright.program.op_graph import Value
+from graphwright.program.patterns import pattern_at, visible
 
 if TYPE_CHECKING:
     from graphwright.array import Spec
@@ -68,4 +69,10 @@ def op_flops(
     spec = spec or (lambda v: p.specs(v.node)[v.port])
     ins = [spec(v).bind(dict(dims)) for v in p.operands(node)]
     outs = [spec(Value(node, i)).bind(dict(dims)) for i in range(len(p.specs(node)))]
-    return get(p.op(node)).cost(ins, outs, p.attrs(node) if attrs is None else attrs).flops
+    row = get(p.op(node))
+    found = row.cost(ins, outs, p.attrs(node) if attrs is None else attrs).flops
+    if row.traits.table is None:
+        return found
+    # the rule counts all pairs of tokens, as edges are data
+    pattern = pattern_at(p, p.operands(node)[row.traits.table].node)
+    return found if pattern is None else round(found * visible(pattern, ins[0].sizes[2], ins[1].sizes[2]))

@@ -18,6 +18,7 @@ from graphwright.report import Report, listed, plain
 if TYPE_CHECKING:
     from graphwright.array import NDArray
     from graphwright.graph import NodeId
+    from graphwright.patterns import Pattern
     from graphwright.program.op_graph import Value
     from graphwright.program.program import Program
 
@@ -57,6 +58,39 @@ class WeightChange(Report):
     cosine: float | None = None
 
 
+Pair = tuple[int, int, int]
+"""An edge of a pattern: (plane, query block, key block)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PatternDiff(Report):
+    """An attention pattern of both programs that differs.
+
+    Attributes:
+        added, removed: edges that only one of the two has.
+        changed: edges of both that allow other pairs of tokens, or have another gate.
+        facts: dict from `tokens`, `block`, ... to (before, after); if block or planes differ, edges are not compared.
+    """
+
+    key: str
+    added: tuple[Pair, ...] = ()
+    removed: tuple[Pair, ...] = ()
+    changed: tuple[Pair, ...] = ()
+    facts: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        facts = [f"{name} {a} -> {b}" for name, (a, b) in self.facts.items()]
+        kinds = (("+", self.added), ("-", self.removed), ("~", self.changed))
+        return ", ".join([*facts, *(f"{sign}{len(pairs)} edges ({_shown(pairs)})" for sign, pairs in kinds if pairs)])
+
+
+def _shown(pairs: tuple[Pair, ...]) -> str:
+    """Return the first pairs as `query <- key` with their planes."""
+    planes = any(plane for plane, _, _ in pairs)
+    found = [f"{q} <- {k}" + (f" in plane {plane}" if planes else "") for plane, q, k in pairs[:3]]
+    return ", ".join([*found, *(["..."] if len(pairs) > 3 else [])])
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class ProgramDiff(Report):
     """Result of `program.diff(other)`, as the change from `other` to `program`.
@@ -69,6 +103,7 @@ class ProgramDiff(Report):
         weights: weights whose bytes differ; missing: keys that only `other` has; extra: keys that only `program` has.
         equal: number of weights with equal bytes.
         resized: axis -> (size before, size after), for axes of both programs.
+        patterns: attention patterns of both programs whose edges differ.
     """
 
     added: tuple[str, ...]
@@ -83,6 +118,7 @@ class ProgramDiff(Report):
     extra: tuple[str, ...]
     equal: int
     resized: dict[str, tuple[int, int]] = field(default_factory=dict)
+    patterns: tuple[PatternDiff, ...] = ()
     FIGURES: ClassVar = ("identical",)
 
     @property
@@ -104,6 +140,7 @@ class ProgramDiff(Report):
             [f"~ output {name}: {a} -> {b}" for name, (a, b) in self.outputs.items()],
             [f"+ weight {key}" for key in self.extra],
             [f"- weight {key}" for key in self.missing],
+            [f"~ pattern {each.key}: {each}" for each in self.patterns],
         )
         lines = [line for found in kinds for line in listed(found)]
         for w in sorted(self.weights, key=lambda w: -(w.relative if w.relative is not None else math.inf))[:_PRINTED]:
@@ -131,7 +168,9 @@ def diff(p: Program, other: Program) -> ProgramDiff:
     }
     if not outputs and list(before) != list(after):
         outputs = {"(order)": (", ".join(before), ", ".join(after))}
-    shared = [key for key in other.weights if p.weights.has_key(key)]
+    own, theirs = p.patterns, other.patterns
+    shared = [key for key in other.weights if p.weights.has_key(key) and key not in own and key not in theirs]
+    both = [key for key in theirs if key in own and p.weights.digest(key) != other.weights.digest(key)]
     compared = [_compare(key, p, other) for key in shared]
     return ProgramDiff(
         added=tuple(path for path in here if path not in there),
@@ -145,8 +184,19 @@ def diff(p: Program, other: Program) -> ProgramDiff:
         missing=tuple(k for k in other.weights if not p.weights.has_key(k)),
         extra=tuple(k for k in p.weights if not other.weights.has_key(k)),
         equal=compared.count(None),
+        patterns=tuple(_pattern_diff(key, own[key], theirs[key]) for key in both),
         resized=_resized(p, other) if any(w is not None and w.before != w.after for w in compared) else {},
     )
+
+
+def _pattern_diff(key: str, now: Pattern, before: Pattern) -> PatternDiff:
+    names = ("tokens", "block", "planes", "q_start", "causal", "base")
+    facts = {n: (getattr(before, n), getattr(now, n)) for n in names if getattr(before, n) != getattr(now, n)}
+    if facts.keys() & {"block", "planes"}:
+        return PatternDiff(key, facts=facts)
+    found = before.diff(now)
+    added, removed, changed = (tuple(map(tuple, rows.tolist())) for rows in (found.added, found.removed, found.changed))
+    return PatternDiff(key, added, removed, changed, facts)
 
 
 def _resized(p: Program, other: Program) -> dict[str, tuple[int, int]]:

@@ -14,6 +14,7 @@ from graphwright.graph import Chain
 from graphwright.program.editing.edits import AddNode
 from graphwright.program.editing.journal import Journal, in_force
 from graphwright.program.errors import NotUndoable
+from graphwright.program.patterns import adopt_all
 from graphwright.program.primitives import copy_into
 from graphwright.program.weights import VariableTwins, abstract_array
 
@@ -81,6 +82,7 @@ def _twin(p: Program, name: str, twins: VariableTwins) -> Program:
         copy_into(p, twin)
         twin.graph.describe = twin.history.describe
         twin.weights = p.weights.fork(twin, twins)
+        adopt_all(twin)
         twin.version, twin.valid = p.version, p.valid
         twin.history_bytes, twin.undo_horizon = p.history_bytes, p.undo_horizon
         twin.journal = Journal(Chain(base=p.journal.hash))

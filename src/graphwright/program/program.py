@@ -29,6 +29,7 @@ from graphwright.program.formula import formula
 from graphwright.program.gates import gates
 from graphwright.program.kinds import CONST, KINDS, PARAM, STATE
 from graphwright.program.op_graph import OpGraph, Value
+from graphwright.program.patterns import patterns
 from graphwright.program.run import evaluate, run
 from graphwright.program.selection import Filters, Selection
 from graphwright.program.validate import validate
@@ -38,6 +39,7 @@ from graphwright.signatures import keywords, late
 if TYPE_CHECKING:
     from graphwright.array import NDArray
     from graphwright.autograd import Tensor, Variable
+    from graphwright.patterns import Pattern
     from graphwright.program.axes.units import Units
     from graphwright.program.editing.journal import Entry
 
@@ -51,7 +53,9 @@ class Program(OpGraph):
         history_bytes: limit in bytes of the arrays stored in memory for undo; older arrays go to a temporary file.
         undo_horizon: number of latest edits that can be undone; older entries keep their record, not their arrays. None
             for all edits. It takes effect at the next edit.
-        version: increases with every committed edit; a plan belongs to one version.
+        version: increases with every committed edit.
+        plan_version: increases with every committed edit except those that change only edges of patterns, which are
+            data of a plan; a plan belongs to one plan version.
         derived: objects that upper layers cache with the program and can rebuild, such as plans.
         journal: every edit, undo and redo.
         valid: False while an edit with `check=False` left the program broken; `validate()` reports where.
@@ -65,7 +69,7 @@ class Program(OpGraph):
         super().__init__()
         self.name = name
         self.weights = Weights(self)
-        self.version = 0
+        self._version = self._plan_version = 0
         self.journal = Journal()
         self.history_bytes = 4 << 30
         self.undo_horizon: int | None = None
@@ -89,7 +93,18 @@ class Program(OpGraph):
 
     @version.setter
     def version(self, value: int) -> None:
+        self._plan_version += value - self._version
         self._version = value
+        changes.rise()
+
+    @property
+    def plan_version(self) -> int:
+        """The number of committed edits that plans and derived programs must follow: all but those of patterns."""
+        return self._plan_version
+
+    def count_pattern_edit(self) -> None:
+        """Increment `version` alone, after an edit that changed only edges of patterns."""
+        self._version += 1
         changes.rise()
 
     # -- inspection --------------------------------------------------------------------------------------------------
@@ -129,6 +144,11 @@ class Program(OpGraph):
         A tied param occurs once. Unlike `weights`, this leaves out states, and consts such as the frequencies of RoPE.
         """
         return iter(parameters_of(self).items())
+
+    @property
+    def patterns(self) -> dict[str, Pattern]:
+        """Map key to attention pattern, of the patterns that nodes read; edits of a pattern are in the journal."""
+        return patterns(self)
 
     def variables(self) -> dict[str, Variable]:
         """Map checkpoint key to variable for all params and states, as saved with the state of a training run."""

@@ -14,7 +14,6 @@ import numpy as np
 from graphwright.array import NDArray, Spec
 from graphwright.array.sizes import is_dim_name
 from graphwright.autograd import (
-    Parameter,
     Symbol,
     Tensor,
     TraceError,
@@ -31,10 +30,10 @@ from graphwright.autograd.recorder import differentiating, mark_alias
 from graphwright.errors import UsageError
 from graphwright.ops import get
 from graphwright.program.derived.recompute import Recomputed
-from graphwright.program.kinds import CONST, INPUT, KINDS, PARAM, STATE
+from graphwright.program.kinds import CONST, INPUT, KINDS, PARAM
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_op, add_source, discard, set_outputs, update_node
-from graphwright.program.weights import add_weight, constant_variable
+from graphwright.program.weights import add_weight, constant_variable, kind_of
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
@@ -185,7 +184,7 @@ class TraceRecorder:
     # -- for programs that run inside a trace ------------------------------------------------------------------------
     def depends(self, program: Program) -> None:
         """Add a guard: the trace is valid for this version of a program only."""
-        self.dependencies[id(program)] = (program, program.version)
+        self.dependencies[id(program)] = (program, program.plan_version)
 
     def expect(self, op: str, path: str) -> None:
         """Name the next recorded node of this `op` by `path`, the path of the program node that is being run."""
@@ -221,7 +220,7 @@ class TraceRecorder:
 
     def _source(self, variable: Variable) -> Value:
         if id(variable) not in self.variables:
-            kind = PARAM if isinstance(variable, Parameter) else STATE
+            kind = kind_of(variable)
             name = self.program.free_name(variable.name or kind)
             key = self.program.weights.free_key(name)
             trained = {"trainable": variable.requires_grad} if kind == PARAM else {}

@@ -20,6 +20,7 @@ from graphwright.program.errors import FeedError, StaleRun, ValueReleased
 from graphwright.program.gates import fold, foldable, folding_pays
 from graphwright.program.kinds import ASSIGN, CONST, INPUT, STORED
 from graphwright.program.op_graph import Ref, Value
+from graphwright.program.patterns import patterns, reading
 from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ def evaluate_with(
     """Run a program as `evaluate` does; also return the values `more`, params as variables."""
     recorder: Any = active_recorder.get()
     checked, dims = check_feeds(p, feeds)
-    values = tensors(p, checked, dims, [*p.outputs(), *more, *p.assigns()], trained=True)
+    with reading(() if recorder is not None else patterns(p).values()):
+        values = tensors(p, checked, dims, [*p.outputs(), *more, *p.assigns()], trained=True)
     others = {v: values[v] for v in more}
     outputs = {name: values[v] for name, v in zip(p.output_names(), p.outputs(), strict=True)}
     if p.assigns():
@@ -320,6 +322,15 @@ def run_nodes(
     """
     start = perf_counter()
     refuse_broken(p)
+    with reading(patterns(p).values()):
+        return _run_nodes(p, feeds, start, keep, capture, patch, state, given, whole)
+
+
+def _run_nodes(
+    p: Program, feeds: Mapping[str, Any], start: float, keep: str | Sequence[Ref], capture: Collection[PatchPoint],
+    patch: Mapping[PatchPoint, Any] | None, state: Mapping[str, Variable] | None,
+    given: Mapping[Value, NDArray] | None, whole: bool,
+) -> Run:  # fmt: skip
     checked, dims = check_feeds(p, feeds)
     arrays: dict[str, Any] = {name: t.data for name, t in checked.items()}
     wanted = {p.value(r) for r in (keep if not isinstance(keep, str) else ())}

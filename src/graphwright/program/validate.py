@@ -11,7 +11,8 @@ from graphwright.graph.analysis import strongly_connected_components
 from graphwright.ops import OPS, get
 from graphwright.program.errors import InvalidProgram, PortEmpty, SpecMismatch
 from graphwright.program.incremental import IncrementalWalk
-from graphwright.program.kinds import ASSIGN, KINDS, PARAM, SOURCES, STATE, STORED
+from graphwright.program.kinds import ASSIGN, KINDS, PARAM, PATTERN, SOURCES, STATE, STORED
+from graphwright.program.patterns import PatternVariable
 from graphwright.program.primitives import update_node
 from graphwright.report import Report, listed
 
@@ -87,6 +88,10 @@ def infer_node(p: Program, node: NodeId, specs: Mapping[NodeId, tuple[Spec, ...]
         return p.specs(node)  # without edges it is zero, with its present spec
     row = get(op)
     row.check_attrs(p.attrs(node), p.path(node))
+    if row.traits.table is not None and p.op(operands[row.traits.table].node) != PATTERN:
+        raise UsageError("the table of an attention does not come from a pattern", where=p.path(node),
+                         got=p.path(operands[row.traits.table]), expected="a `pattern` node",
+                         fix="e.pattern(name, pattern)")  # fmt: skip
     return row.specs(ins, p.attrs(node), p.path(node))
 
 
@@ -257,6 +262,9 @@ def _weights(p: Program) -> Iterator[Mismatch]:
             key = p.attrs(node).get("key", "")
             if not p.weights.has_key(key):
                 yield Mismatch("weight", p.path(node), "its checkpoint key names no weight", got=repr(key))
+            elif isinstance(p.weights[key], PatternVariable) != (kind == PATTERN):
+                what = "a pattern node reads a weight" if kind == PATTERN else f"a {kind} node reads a pattern"
+                yield Mismatch("weight", p.path(node), what, got=repr(key))
             elif p.specs(node) and (have := p.weights[key].spec) != (want := p.spec(node)):
                 yield _spec_mismatch("weight", p.path(node), f"the spec of its weight {key} differs", want, have)
     assigned: set[NodeId] = set()

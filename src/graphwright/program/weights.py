@@ -12,12 +12,13 @@ from weakref import WeakKeyDictionary, WeakSet
 import numpy as np
 
 from graphwright.array import CPU, NDArray, Storage, empty, from_numpy
-from graphwright.autograd import Tensor, Variable
+from graphwright.autograd import Parameter, Tensor, Variable
 from graphwright.errors import UsageError
 from graphwright.files import flat_bytes
 from graphwright.program.errors import UnknownNode
 from graphwright.program.hashing import LARGE, side_by_side
-from graphwright.program.kinds import STORED
+from graphwright.program.kinds import PARAM, PATTERN, STATE, STORED
+from graphwright.program.patterns import PatternVariable
 
 if TYPE_CHECKING:
     from graphwright.array import DType, Spec
@@ -243,8 +244,11 @@ class Weights(Mapping[str, Variable]):
         return array_digest(array) if promise is None or promise.digest is None else promise.digest
 
     def digest(self, key: str) -> str:
-        """Return the `array_digest` of a weight, computed once per value."""
-        array = self.array(key)
+        """Return the `array_digest` of a weight, computed once per value, or the hash of a pattern."""
+        variable = self[key]
+        if isinstance(variable, PatternVariable):
+            return variable.digest
+        array = variable.data
         if (promise := self.promises.get(array)) is not None and promise.digest is not None:
             assert array.storage.memory is not None  # reading it checks the promise
         if (known := self._known(key)) is not None:
@@ -289,8 +293,20 @@ class Weights(Mapping[str, Variable]):
         return twin
 
 
+def kind_of(variable: Variable) -> str:
+    """Return the kind of node that reads a variable found in a trace: `param`, `pattern` or `state`."""
+    if isinstance(variable, PatternVariable):
+        return PATTERN
+    return PARAM if isinstance(variable, Parameter) else STATE
+
+
 def shared_variable(variable: Variable, kind: type[Variable], name: str) -> Variable:
-    """Return a new variable over the same array; the first write to either variable copies the array."""
+    """Return a new variable over the same array; the first write to either variable copies the array.
+
+    A pattern is copied at once, because its edits do not replace the array.
+    """
+    if isinstance(variable, PatternVariable):
+        return PatternVariable(variable.pattern.copy(), name)
     variable.shared = True
     twin = kind(variable.data, variable.requires_grad, name)
     twin.shared = True

@@ -27,9 +27,11 @@ from graphwright.models.generation.cached_program import (
     derived_for,
     fingerprints,
 )
+from graphwright.models.generation.pattern_rows import PatternRows, extend_patterns, pattern_versions, patterns_above
 from graphwright.models.generation.sampling import Requests, SamplingRequest, TokenCounts, check_one_each
 from graphwright.models.generation.text import check_ids, per_version, vocabulary
 from graphwright.models.metrics import check_finite
+from graphwright.program.patterns import PatternVariable
 from graphwright.settings import Range
 
 if TYPE_CHECKING:
@@ -44,6 +46,10 @@ ENDLESS = 1 << 62
 def independent(p: Program) -> int:
     """Return the length beyond which a text's RoPE angles, and so its cache entries, depend on its length."""
     return min((p.attrs(n)["original"] for n in p.of_traits(looks_ahead=True)), default=ENDLESS)
+
+
+ModelState = tuple[object, tuple[int, ...]]
+"""Identifies the weights and structure of a model, and the versions of its patterns."""
 
 
 class FingerprintWatch:
@@ -64,19 +70,30 @@ class FingerprintWatch:
         array, seen = self.program.weights.array, changes.count
         writers = Writers(a.storage for _, a, _ in weights)
         runs = writers.runs
-        if version != self.program.version or any(array(k) is not a or a.storage.version != v for k, a, v in weights):
+        if version != self.program.plan_version or any(array(k) is not a or a.storage.version != v for k, a, v in weights):
             return False
         self._writers, self._seen = writers, (seen, runs)
         return True
+
+    @property
+    def state(self) -> ModelState:
+        """A value that identifies the model's state at the last call of `current`, and its patterns now."""
+        return self.mark, pattern_versions(self.program)
+
+    def is_state(self, state: ModelState | None) -> bool:
+        """Return True if the model has the state that this value of `state` identifies."""
+        if state is None or state[0] is not self.mark or not self.unchanged():
+            return False
+        return state[1] == pattern_versions(self.program)
 
     def current(self) -> dict[str, str]:
         """Map each attention path to the fingerprint of its keys and values, recomputing all if the model changed."""
         if not self.unchanged():
             p = self.program
-            arrays = [(key, p.weights.array(key)) for key in p.weights]
+            arrays = [(key, v.data) for key, v in p.weights.items() if not isinstance(v, PatternVariable)]
             for _, a in arrays:
                 a.storage.watched = True  # a write increments `changes`
-            self.mark = (p.version, [(key, a, a.storage.version) for key, a in arrays])
+            self.mark = (p.plan_version, [(key, a, a.storage.version) for key, a in arrays])
             self._now = fingerprints(p)
         return self._now
 
@@ -103,7 +120,8 @@ class KVCache:
         self.fingerprints: dict[str, str] = {}
         self.stale_runs: tuple[str, ...] = ()
         self._logits: np.ndarray | None = None
-        self._logits_of: object = None  # mark of the model state that computed them
+        self._logits_of: ModelState | None = None  # the model state that computed them
+        self._rows = PatternRows()
         self._sampled: tuple[tuple[SamplingRequest, ...], np.ndarray] | None = None  # ids sampled within the last step
         self._counts: dict[int, TokenCounts] = {}
         self._valid_at = program.version
@@ -185,6 +203,7 @@ class KVCache:
             length = self.length
             ids = self._checked(ids)
             self.admit(allow_stale)
+            extend_patterns(self.program, length + ids.shape[1])
             try:
                 (logits, sampled), ids = run(ids)
                 self.record(ids, logits.to_numpy("float32")[:, -1], requests, sampled)
@@ -202,8 +221,9 @@ class KVCache:
         check_finite(self.program, last, tokens)
         if tokens.shape[1] > independent(self.program):
             self._long_from = min(self._long_from, self.tokens.shape[1])
+        self._rows.record(self.program, self.tokens.shape[1], tokens.shape[1])
         self.tokens = tokens
-        self._logits, self._logits_of = last, self._watch.mark
+        self._logits, self._logits_of = last, self._watch.state
         self._sampled = (tuple(requests), sampled) if requests and sampled is not None else None
 
     def sampled(self, requests: Requests) -> np.ndarray:
@@ -287,7 +307,7 @@ class KVCache:
         """
         if not self.tokens.shape[1]:
             raise PromptError("the cache is empty", fix="model.prefill(cache, ids) first")
-        if self._logits is not None and self._logits_of is self._watch.mark and self._watch.unchanged():
+        if self._logits is not None and self._watch.is_state(self._logits_of):
             return self._logits
         if not allow_stale:
             self.check()
@@ -325,7 +345,11 @@ class KVCache:
     def validity(self, program: Program | None = None) -> dict[str, bool]:
         """Map each attention path to whether its cached entries equal those that the program would compute now."""
         now = self._watch.current() if program is None else fingerprints(program)
-        return {path: self.fingerprints.get(path) == digest for path, digest in now.items()}
+        valid = {path: self.fingerprints.get(path) == digest for path, digest in now.items()}
+        p = self.program if program is None else program
+        if edited := self._rows.changed(p, self.length):
+            valid |= {path: False for path, above in patterns_above(p).items() if above & edited}
+        return valid
 
     def check(self) -> None:
         """Raise StaleCache if entries are stale, naming their attention nodes and the edits since they were valid."""
@@ -346,7 +370,8 @@ class KVCache:
         if not self.length:
             self._start()
             self.fingerprints, self.stale_runs = dict(self._watch.current()), ()
-        if not self.stale_runs and self.fingerprints == self._watch.current():
+        same = not self.stale_runs and self.fingerprints == self._watch.current()
+        if same and not self._rows.changed(self.program, self.length):
             self._valid_at = self.program.version
             return
         try:
@@ -441,7 +466,7 @@ class StaticSnapshot:
 
     tokens: np.ndarray
     logits: np.ndarray | None
-    model: object
+    model: ModelState | None
 
     def release(self) -> None:
         """Do nothing: the snapshot owns no entries."""
@@ -517,6 +542,7 @@ class StaticCache(KVCache):
         count = min(count, self._capacity - self._length)
 
         def burst(first: np.ndarray) -> tuple[StepResult, np.ndarray]:
+            extend_patterns(self.program, self._length + count)
             result, ids = self._fed(first, False, requests).repeat(count)
             self._length += ids.shape[1]
             return result, ids
@@ -561,7 +587,7 @@ class StaticCache(KVCache):
 
     def snapshot(self) -> StaticSnapshot:
         """Return a snapshot of the ids and the last logits; entries are not copied."""
-        return StaticSnapshot(self.tokens, self._logits, self._watch.mark)
+        return StaticSnapshot(self.tokens, self._logits, self._watch.state)
 
     def restore(self, mark: StaticSnapshot) -> None:
         """Truncate to the length of a snapshot. Raises: UsageError if its entries were dropped or overwritten since."""

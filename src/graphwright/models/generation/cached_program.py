@@ -26,12 +26,13 @@ from graphwright.models.generation.entries import (
     query_operands,
     sources,
 )
+from graphwright.models.generation.padding import hide_keys
 from graphwright.models.generation.sampling import SamplingRequest
 from graphwright.ops import traits
 from graphwright.plan.compile import plan_for
 from graphwright.plan.options import CompileOptions
 from graphwright.program.derived.rewrite import rewrite
-from graphwright.program.kinds import INPUT, STATE, STORED
+from graphwright.program.kinds import INPUT, PATTERN, STATE, STORED
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_op, add_source, set_outputs
 from graphwright.program.validate import refuse_broken
@@ -65,8 +66,8 @@ _MEMO = 8  # derived programs per model: a few capacities, each with and without
 def derived_for(p: Program, capacity: int, last_only: bool) -> Derived:
     """Return the program with a cache of `capacity` entries; all caches of this size share it, and so its plans."""
     known: dict[tuple[int, int, bool], Derived] = p.derived.setdefault("cached", {})
-    key = (p.version, capacity, last_only)
-    for old in [k for k in known if k[0] != p.version]:
+    key = (p.plan_version, capacity, last_only)
+    for old in [k for k in known if k[0] != p.plan_version]:
         del known[old]
     known[key] = known.pop(key, None) or derive(p, capacity, last_only)  # the last used one at the end
     if len(known) > _MEMO:
@@ -92,8 +93,8 @@ def derive(p: Program, capacity: Dim, last_only: bool) -> Derived:
         cached = _append(new, path, states, entries, "kv_append", added, length)
         if traits(p.op(node)).routed_heads:
             return _routed(new, path, attrs, operands, cached, _one_block_each(new, path, operands[0], length))
-        extra = {**attrs, "optional": ("q_start",)}
-        return Value(add_op(new, "sdpa", [operands[0], *cached, length], extra, path))
+        extra = {**attrs, "optional": (*attrs["optional"], "q_start")}
+        return Value(add_op(new, p.op(node), [operands[0], *cached, *operands[3:], length], extra, path))
 
     def start(new: Program) -> None:
         _add_state(new, LENGTH, states[LENGTH])
@@ -133,6 +134,9 @@ def derive_paged(p: Program, blocks: int, block: int, last_only: bool, kind: DTy
         cached = _append(new, path, states, entries, "kv_append_paged", added, *table)
         if traits(p.op(node)).routed_heads:
             return _routed(new, path, attrs, operands, cached, table)
+        if traits(p.op(node)).table is not None:
+            raise UsageError("attention over a pattern has no paged cache yet", where=path,
+                             fix='model.new_cache(tokens, kind="static")')  # fmt: skip
         extra = {"scale": attrs["scale"], "window": attrs["window"]}
         return Value(add_op(new, "sdpa_paged", [operands[0], *cached, *table], extra, path))
 
@@ -237,7 +241,7 @@ def fingerprints(p: Program) -> dict[str, str]:
         if node not in upstream:
             continue
         state = blake2b(p.node_digest(node), digest_size=16)
-        if p.op(node) in STORED:
+        if p.op(node) in STORED and p.op(node) != PATTERN:  # see `PatternRows`
             key = p.key(node)
             state.update(p.weights.reference(key).encode())
         for before in p.operands(node):
@@ -270,6 +274,13 @@ def with_padding(p: Program) -> Program:
             return Value(add_op(new, p.op(node), [operands[0], *runs, *operands[RUNS.stop :]], attrs, p.path(node)))
         if "key_mask" in attrs["optional"]:
             return None  # it already has a mask
+        if traits(p.op(node)).table is not None:
+
+            def add(op: str, ins: list[Value], label: str, **given: Any) -> Value:
+                return Value(add_op(new, op, ins, given, f"{p.path(node)}.{label}"))
+
+            q, k = hide_keys(new, add, *operands[:2], new.value("mask"), attrs["scale"], attrs["softcap"])
+            return Value(add_op(new, p.op(node), [q, k, *operands[2:]], attrs, p.path(node)))
         extra = {**attrs, "optional": ("key_mask", *attrs["optional"])}
         return Value(add_op(new, "sdpa", [*operands[:3], new.value("mask"), *operands[3:]], extra, p.path(node)))
 
@@ -378,13 +389,13 @@ class StepPlans:
         self.program, self.device, self.deterministic, self._make = program, device, deterministic, derive
         self.spaces: dict[tuple[bool, int, int], BoundStep] = {}
         self._derived: dict[bool, Derived] = {}
-        self._version = program.version
+        self._version = program.plan_version
         self.setup_s = 0.0
 
     def derived(self, last_only: bool = True) -> Derived:
         """Return the program with a cache for the model's current version."""
-        if self._version != self.program.version:
-            self._version = self.program.version
+        if self._version != self.program.plan_version:
+            self._version = self.program.plan_version
             self._derived.clear()
             self.spaces.clear()
         if last_only not in self._derived:

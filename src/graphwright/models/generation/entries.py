@@ -14,6 +14,7 @@ from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import get, traits
 from graphwright.program.op_graph import Value
+from graphwright.program.patterns import pattern_at
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -60,6 +61,14 @@ def check_cacheable(p: Program, node: NodeId) -> None:
     if traits(p.op(node)).routed_heads:
         return
     attrs = p.attrs(node)
+    if (table := traits(p.op(node)).table) is not None:
+        pattern = pattern_at(p, p.operands(node)[table].node)
+        if pattern is None or not pattern.causal or "q_start" in attrs["optional"]:
+            raise UsageError("this attention cannot be cached: its pattern is not causal, or it has a start of its own",
+                             where=p.path(node), expected="a causal pattern, no operand q_start",
+                             got=f"{pattern}, optional={attrs['optional']}",
+                             fix="use model.logits, which needs no cache")  # fmt: skip
+        return
     if not attrs["causal"] or attrs["optional"]:
         raise UsageError("this attention cannot be cached: it is not causal, or has extra operands such as a mask",
                          where=p.path(node), expected="causal=True, optional=()",

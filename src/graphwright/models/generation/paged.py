@@ -28,6 +28,7 @@ from graphwright.errors import UsageError
 from graphwright.models.errors import BlockError, CacheFull, PromptError, StaleCache
 from graphwright.models.generation.cache import BATCH, FingerprintWatch, fill, filled, independent
 from graphwright.models.generation.cached_program import LENGTHS, TABLE, Derived, StepPlans, StepResult, derive_paged
+from graphwright.models.generation.pattern_rows import extend_patterns, pattern_variables
 from graphwright.models.generation.sampling import Requests, check_one_each
 from graphwright.models.generation.sequence import CachedSequence, PagedSnapshot
 from graphwright.models.generation.text import check_ids, vocabulary
@@ -380,6 +381,7 @@ class PagedCache:
         count = ids.shape[1]
         if len(sequences) > 1 and max(s.length for s in sequences) + count > independent(self.program):
             return self._run_separately(sequences, ids, all_logits, requests)
+        extend_patterns(self.program, max(s.length for s in sequences) + count)
         with self.lock:
             for s in sequences:
                 s.reserve(count)
@@ -454,7 +456,8 @@ class PagedCache:
 
     def root(self, fingerprints: dict[str, str]) -> bytes:
         """Return the digest that starts the hash chains of blocks from the model state with these `fingerprints`."""
-        text = repr((sorted(fingerprints.items()), [v.spec for v in self.variables.values()]))
+        digests = [v.digest for v in pattern_variables(self.program).values()]
+        text = repr((sorted(fingerprints.items()), [v.spec for v in self.variables.values()], digests))
         return blake2b(text.encode(), digest_size=16).digest()
 
     def register(self, mark: PagedSnapshot) -> None:

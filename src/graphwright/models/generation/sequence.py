@@ -115,6 +115,7 @@ class CachedSequence(KVCache):
                 self.table[:] = self.cache.prefix.match(self.cache.root(self.fingerprints), ids[0])
             self._length = self.reused = len(self.table) * self.cache.block
             self.tokens = ids[:, : self._length]
+            self._rows.record(self.program, 0, self._length)
             try:
                 return super().prefill(ids[:, self._length :], chunk=chunk, allow_stale=allow_stale)
             except BaseException:
@@ -296,11 +297,13 @@ class CachedSequence(KVCache):
     def facts(self) -> tuple[Any, ...]:
         """Return the state that a fork or snapshot copies besides blocks and ids, such as length and logits."""
         entries = self._length, dict(self.fingerprints), self.stale_runs, self._long_from, self._given
-        return *entries, self._logits, self._logits_of
+        return *entries, self._logits, self._logits_of, self._rows.copy()
 
     def _adopt(self, table: list[int], tokens: np.ndarray, facts: tuple[Any, ...]) -> None:
         self.table[:], self.tokens = table, tokens
-        self._length, prints, self.stale_runs, self._long_from, self._given, self._logits, self._logits_of = facts
+        self._length, prints, self.stale_runs, self._long_from, self._given, *rest = facts
+        self._logits, self._logits_of, rows = rest
+        self._rows = rows.copy()
         self.fingerprints, self._sampled = dict(prints), None
         self._counts.clear()
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from graphwright.plan.planning.fusion import Fusion
     from graphwright.program.program import Program
 
-_KIND = {kinds.PARAM: PARAM, kinds.CONST: CONST, kinds.STATE: STATE, kinds.INPUT: INPUT}
+_KIND = {kinds.PARAM: PARAM, kinds.CONST: CONST, kinds.STATE: STATE, kinds.PATTERN: CONST, kinds.INPUT: INPUT}
 FOLD_BYTES = 65536
 """Maximum bytes of a folded value that is larger than what it is computed from."""
 

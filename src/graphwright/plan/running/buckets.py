@@ -63,13 +63,13 @@ class PaddingBuckets:
             raise UsageError("invalid buckets:\n  " + "\n  ".join(wrong), where=program.name,
                              expected=f"sizes >= 1 for {names}; as mask a bool input; a program that writes no state",
                              got=f"{dict(sizes)}, mask {mask!r}", fix=fix)  # fmt: skip
-        self.program, self.mask, self.inputs, self._version = program, mask, specs, program.version
+        self.program, self.mask, self.inputs, self._version = program, mask, specs, program.plan_version
         self.sizes = {name: sorted(s) for name, s in sizes.items()}
         self._checked: set[tuple[int, ...]] = set()
 
     def current(self) -> PaddingBuckets:
         """Return self, or new buckets if the program was edited since. Raises: the errors of the constructor."""
-        return self if self._version == self.program.version else PaddingBuckets(self.program, self.sizes, self.mask)
+        return self if self._version == self.program.plan_version else PaddingBuckets(self.program, self.sizes, self.mask)
 
     def checked(self, feeds: Mapping[str, Any]) -> tuple[dict[str, NDArray], dict[str, int]]:
         """Return the feeds as arrays, including the mask, and the value of each named size. Raises: FeedError."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from operator import is_, length_hint
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from graphwright.plan.running.override import OverrideFailed, OverrideMismatch
 from graphwright.plan.table import CONST, PARAM, STATE, PlanSlice
 from graphwright.program.errors import FeedError
 from graphwright.program.exclusive import exclusive
+from graphwright.program.patterns import reading
 from graphwright.program.run import origin
 from graphwright.program.state import StateSnapshot
 
@@ -56,6 +57,7 @@ class Executable:
         self.pinned = False
         self._busy = Lock()
         self._runner = 0  # the thread that runs it
+        self._held = ExitStack()  # the patterns that the run holds
         self._before: StateSnapshot | None = None
         self._set_plan(plan)
 
@@ -178,6 +180,9 @@ class Executable:
             value = self.kernels.view(self.plan.outputs[name]).to_numpy()
             self._run_once(arrays)
             while again(value):
+                if self.kernels.patterns:
+                    self._held.close()  # between two runs, edits of other threads may change a pattern
+                    self._held.enter_context(reading(self.kernels.patterns))
                 self._run_once(arrays)
 
     def _point(self, arrays: Sequence[Given]) -> None:
@@ -262,8 +267,20 @@ class Executable:
         shared = self.kernels.shared
         if shared is not None and not shared.enter(self.kernels):
             self.kernels.leave_shared()  # another plan runs right now
+        if self.kernels.patterns:
+            self._hold_patterns()
+
+    def _hold_patterns(self) -> None:
+        """Hold the patterns that the plan reads, so that edits wait. Raises: EditBusy, with nothing held."""
+        try:
+            self._held.enter_context(reading(self.kernels.patterns))
+        except BaseException:
+            self._end()
+            raise
 
     def _end(self) -> None:
+        if self.kernels.patterns:
+            self._held.close()
         if self.kernels.shared is not None:
             self.kernels.shared.leave()
         self._runner = 0
@@ -495,8 +512,8 @@ class _CheckedRun:
         for arrays, found in zip((self._inputs, self._outputs), space.memory(), strict=True):
             arrays.update(found)
         segment = bound.single
-        # no shortcut with several calls, or where assumptions must be checked in each run
-        self._single = segment is not None and segment.short and not bound.writers
+        # no shortcut with several calls, or where each run must check assumptions or hold patterns
+        self._single = segment is not None and segment.short and not bound.writers and not bound.patterns
         if self._single and self.native is None:
             from graphwright.array.vm.running.segment import Guarded  # loads numba
 
@@ -512,7 +529,8 @@ class _CheckedRun:
             raise self._space.failed_single(failed)
         if self._space.kernels.stale or self._single:
             self._refresh()
-        self._space.execute()
+        with reading(self._space.kernels.patterns):
+            self._space.execute()
 
 
 def check_override(plan: Plan, feeds: Mapping[str, Any], rtol: float = 1e-5, atol: float = 1e-6) -> None:

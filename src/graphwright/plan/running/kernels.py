@@ -27,9 +27,11 @@ from graphwright.plan.running.derived_weights import converted, fold, folded_fro
 from graphwright.plan.running.memory import Arena, BorrowedStorage, Given, fill, pointer, reader, shared_arena, writer
 from graphwright.plan.running.override import Override, OverrideCall
 from graphwright.plan.table import ARENA, FOLDED, HOST, INPUT, Instr
+from graphwright.program.patterns import PatternVariable
 
 if TYPE_CHECKING:
     from graphwright.array.vm.running.segment import VmSegment
+    from graphwright.patterns import Pattern
     from graphwright.plan.plan import Plan
     from graphwright.plan.planning.fusion import FusionRegion
     from graphwright.plan.planning.planner import BufferLayout
@@ -157,6 +159,7 @@ class BoundKernels:
             function that sets its address in the call).
         overridden: False to ignore `plan.override`.
         override: the override that is bound, or None.
+        patterns: the attention patterns that the plan reads; a run holds them, so that edits wait.
     """
 
     def __init__(
@@ -213,6 +216,8 @@ class BoundKernels:
         layout, tables, own = plan.buffer_layout, plan.buffer_layout.tables, self._own
         keys = (*layout.read, *(tables.buffers[tables.holders[s]][2] for s in folded_from(plan)))
         self.variables = {key: own.get(key, layout.variables[key]) for key in keys}
+        found = (v.pattern for v in self.variables.values() if isinstance(v, PatternVariable))
+        self.patterns: tuple[Pattern, ...] = tuple({id(pattern): pattern for pattern in found}.values())
         self._homes = {tables.buffers[b][2]: CPU for b in tables.on_host}
 
     def adopt(self, plan: Plan) -> None:

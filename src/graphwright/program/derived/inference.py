@@ -59,7 +59,7 @@ def inference(p: Program) -> Program:
                 kept.add(assign)
                 needed |= sources
     made = p.empty(f"{p.name} (inference)")
-    made.source = (p, p.version)
+    made.source = (p, p.plan_version)
     values: dict[Value, Value] = {}
     for node in p.order():
         if node in kept:

@@ -43,7 +43,7 @@ def rewrite(
     """
     refuse_broken(p)
     new = p.empty(name)
-    new.source = (p, p.version)
+    new.source = (p, p.plan_version)
     swaps = dict((start(new) if start is not None else None) or {})
     values: dict[Value, Value] = {}
     needed = p.reachable([*p.outputs(), *p.assigns()])
@@ -107,9 +107,9 @@ def patched(p: Program, refs: Iterable[PatchPoint]) -> Program:
     """
     points = list(dict.fromkeys(patch_point(p, ref) for ref in refs))
     cached: dict[tuple, Program] = p.derived.setdefault("patched", {})
-    key = (p.version, *points)
+    key = (p.plan_version, *points)
     if key not in cached:
-        for old in [k for k in cached if k[0] != p.version] or list(cached)[: len(cached) >= _CACHED]:
+        for old in [k for k in cached if k[0] != p.plan_version] or list(cached)[: len(cached) >= _CACHED]:
             del cached[old]
 
         def inputs(new: Program) -> Swaps:

@@ -28,12 +28,12 @@ from graphwright.ops import Op
 from graphwright.program.builder import record
 from graphwright.program.derived.backward import BackwardGraph, updatable, writes
 from graphwright.program.derived.mirror import MirrorRecorder, recording
-from graphwright.program.kinds import INPUT, PARAM, STATE
+from graphwright.program.kinds import INPUT, PARAM, PATTERN, STATE
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, add_op, set_outputs
 from graphwright.program.run import evaluate_with
 from graphwright.program.validate import refuse_broken
-from graphwright.program.weights import add_weight
+from graphwright.program.weights import add_weight, kind_of
 
 if TYPE_CHECKING:
     from graphwright.program.derived.mirror import MirroredProgram
@@ -135,7 +135,7 @@ class ReusingRecorder(MirrorRecorder):
 
     def _add_variable(self, variable: Variable) -> NodeId:
         """Add a param or state node for a variable that the source program does not have; return the node."""
-        p, kind = self.program, PARAM if isinstance(variable, Parameter) else STATE
+        p, kind = self.program, kind_of(variable)
         name = p.free_name(variable.name or kind)
         key = p.weights.free_key(name)
         add_weight(p.weights, key, variable)
@@ -249,7 +249,7 @@ class TrainingStepGraph:
     ) -> None:  # fmt: skip
         """Update the backward nodes; trace objective and parameter update again if what they depend on changed."""
         source, mirror = self.source, self.mirror
-        nodes = [n for kind in (PARAM, STATE) for n in source.of_kind(kind) if mirror.has_twin(n)]
+        nodes = [n for kind in (PARAM, STATE, PATTERN) for n in source.of_kind(kind) if mirror.has_twin(n)]
         self._stored = {id(source.weights[source.key(n)]): (n, mirror.twin(Value(n))) for n in nodes}
         ends = [source.output(name) for name in self.task.reads]
         twins = [(v, mirror.twin(v)) for v in ends]
@@ -382,14 +382,14 @@ class RetracedStep:
                 v.grad = None
             return results
 
-        self.source, self.version = source, source.version
+        self.source, self.version = source, source.plan_version
         with enable_grad():
             self.program, self._recorder, _ = record(step, tuple(task.inputs.values()), names=tuple(task.inputs))
 
     @property
     def usable(self) -> bool:
         """True while the source has no edits since the trace and still has checkpoints or opaque ops (no vjp)."""
-        return self.source.version == self.version and not updatable(self.source)
+        return self.source.plan_version == self.version and not updatable(self.source)
 
     @property
     def fresh(self) -> bool:

@@ -10,11 +10,11 @@ from graphwright.array import NDArray, Spec
 from graphwright.autograd import Parameter, Tensor, Variable
 from graphwright.errors import UsageError
 from graphwright.program.builder import new_program
-from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
+from graphwright.program.kinds import CONST, INPUT, PARAM
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_source, insert_edge, insert_node, set_outputs
 from graphwright.program.residual_sums import join_residuals
-from graphwright.program.weights import add_weight, constant_variable
+from graphwright.program.weights import add_weight, constant_variable, kind_of
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -115,7 +115,7 @@ class _TapeProgram:
         if id(edge) not in self.values:
             self._leaves.append(edge)
             if isinstance(edge, Variable):
-                kind = PARAM if isinstance(edge, Parameter) else STATE
+                kind = kind_of(edge)
                 self.values[id(edge)] = self._stored(kind, edge.name or kind, edge)
             else:
                 self.values[id(edge)] = self._source(INPUT, edge.name or "leaf", edge.spec, {})

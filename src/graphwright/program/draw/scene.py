@@ -19,7 +19,8 @@ from graphwright.graph.analysis import kahn_order, longest_paths
 from graphwright.ops import OPS, traits
 from graphwright.program.diff import renames
 from graphwright.program.hashing import encode_attrs
-from graphwright.program.kinds import ASSIGN, CONST, KINDS, PARAM, STATE, STORED
+from graphwright.program.kinds import ASSIGN, CONST, KINDS, PARAM, PATTERN, STATE, STORED
+from graphwright.program.patterns import pattern_at
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -40,6 +41,7 @@ class SceneNode:
     outputs: tuple[str, ...] = ()  # names of the program's results that this node computes
     members: tuple[NodeId, ...] = ()  # handles of the nodes that this one stands for; empty for a removed node
     mark: str = ""  # `added`, `removed`, `changed` or empty
+    note: str = ""  # shown in place of the specs; of an attention pattern its size
 
 
 class SceneEdge(NamedTuple):
@@ -67,6 +69,9 @@ def read(p: Program) -> Scene:
     handles = sorted(graph.nodes(), key=lambda n: graph.node(n, "seq"))
     index = {n: i for i, n in enumerate(handles)}
     nodes = [SceneNode(p.path(n), p.op(n), p.attrs(n), p.specs(n), p.is_junction(n), members=(n,)) for n in handles]
+    for node, n in zip(nodes, handles, strict=True):
+        if (pattern := pattern_at(p, n)) is not None:
+            node.note = f"{pattern.tokens[0]} x {pattern.tokens[1]}, {len(pattern)} edges of {pattern.block}"
     for name, value in zip(p.output_names(), p.outputs(), strict=True):
         nodes[index[value.node]].outputs += (name,)
     ends = [(e, i) for i, n in enumerate(handles) for e in p.in_edges(n)]
@@ -115,7 +120,7 @@ def _differ(program: Program, before: Program, node: SceneNode, was: SceneNode) 
     if node.op not in STORED:
         return False
     key, old_key = node.attrs["key"], was.attrs["key"]
-    if program.weights.array(key) is before.weights.array(old_key):
+    if node.op != PATTERN and program.weights.array(key) is before.weights.array(old_key):
         return False  # a fork shares the array: no byte has to be read
     return program.weights.digest(key) != before.weights.digest(old_key)
 

@@ -61,7 +61,7 @@ def node_lines(node: SceneNode) -> tuple[str, ...]:
         return (f"+ {name}", *_results(node.outputs))
     shapes = " ".join(f"[{', '.join(map(str, spec.shape))}]" for _, spec, _ in node.weights if spec.shape)
     what = node.op if node.op != ASSIGN else "write, next step"
-    specs = short(", ".join(map(repr, node.specs[:2])) + (", …" if len(node.specs) > 2 else ""))
+    specs = node.note or short(", ".join(map(repr, node.specs[:2])) + (", …" if len(node.specs) > 2 else ""))
     return (name, short(f"{what} {shapes}".rstrip(), 40), *((specs,) if specs else ()), *_results(node.outputs))
 
 

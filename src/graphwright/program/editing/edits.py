@@ -19,8 +19,9 @@ from graphwright.program.errors import NameTaken, NotAJunction, PortEmpty, PortT
 from graphwright.program.files import forms
 from graphwright.program.gates import RESERVED
 from graphwright.program.hashing import encode_attrs
-from graphwright.program.kinds import CONST, KINDS, PARAM, SOURCES, STATE, STORED
+from graphwright.program.kinds import CONST, KINDS, PARAM, PATTERN, SOURCES, STATE, STORED
 from graphwright.program.op_graph import MAX_PORT, Value, is_key
+from graphwright.program.patterns import PatternVariable, adopt, check_free, read_pattern
 from graphwright.program.primitives import (
     delete_edge,
     delete_node,
@@ -35,6 +36,7 @@ from graphwright.program.weights import add_weight, drop_weight, sort_by_creatio
 
 if TYPE_CHECKING:
     from graphwright.array import DType, Spec
+    from graphwright.patterns import PatternChange
     from graphwright.program.program import Program
 
 PRIMITIVES: dict[str, type[Edit]] = {}
@@ -171,7 +173,8 @@ def _check_value(p: Program, value: Value) -> None:
         raise ShapeError(what, where=p.path(value), expected=expected, got=value.port)
 
 
-_KIND_ATTRS = {PARAM: {"key", "trainable", "axes", "born"}, CONST: {"key", "axes"}, STATE: {"key", "axes"}}
+_KIND_ATTRS = {PARAM: {"key", "trainable", "axes", "born"}, CONST: {"key", "axes"}, STATE: {"key", "axes"},
+               PATTERN: {"key"}}  # fmt: skip
 
 
 def _check_attrs(op: str, attrs: Mapping[str, Any], where: str) -> None:
@@ -193,7 +196,7 @@ def _check_free_key(p: Program, key: Any, where: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AddNode(Edit):
-    """Add a node without edges. Its handle is `node`; `variable` is the new weight of a param, const or state.
+    """Add a node without edges. Its handle is `node`; `variable` is the new weight of a param, const, state or pattern.
 
     The node is inserted after the node `after` in the topological order, so that adding its edges needs no reordering.
     """
@@ -211,8 +214,9 @@ class AddNode(Edit):
 
     @property
     def payloads(self) -> tuple[NDArray, ...]:
-        data = None if self.variable is None else self.variable.data
-        return (data,) if isinstance(data, NDArray) else ()
+        if self.variable is None or isinstance(self.variable, PatternVariable):
+            return ()
+        return (self.variable.data,) if isinstance(self.variable.data, NDArray) else ()
 
     def check(self, p: Program) -> None:
         p.check_name(self.name)
@@ -221,6 +225,8 @@ class AddNode(Edit):
             return
         if self.variable is not None:
             _check_free_key(p, self.attrs.get("key"), self.name)
+            if isinstance(self.variable, PatternVariable):
+                check_free(self.variable.pattern, p, self.name)
         elif not p.weights.has_key(self.attrs.get("key", "")):
             fix = f"add the node by e.{self.op}(name, array)"
             raise UsageError(f"the new {self.op} has neither a value nor the key of a weight", where=self.name, fix=fix)
@@ -231,6 +237,8 @@ class AddNode(Edit):
     def apply(self, p: Program) -> None:
         if self.variable is not None:
             add_weight(p.weights, self.attrs["key"], self.variable)
+            if isinstance(self.variable, PatternVariable):
+                adopt(p, self.variable)
         node = insert_node(p, self.op, self.attrs, self.name, self.specs, self.seq, self.node, self.after)
         assert node == self.node, "handles are issued in a fixed order"
 
@@ -243,12 +251,14 @@ class AddNode(Edit):
             kind = Parameter if record["op"] == PARAM else Variable
             variable = kind(array, bool(attrs.get("trainable", False)) and array.dtype.is_float, attrs["key"])
             specs = (array.spec,)
+        if "pattern" in record:
+            variable = PatternVariable(read_pattern(record["pattern"]), attrs["key"])
         p = r.program
         return cls(p.graph.next_node(), record["op"], attrs, record["path"], specs, p._seq, variable)
 
     def with_payloads(self, swaps: Mapping[int, NDArray]) -> Self:
         """Replace the array inside `variable` in place, because other edits refer to the same Variable object."""
-        if self.variable is not None and id(self.variable.data) in swaps:
+        if self.payloads and self.variable is not None and id(self.variable.data) in swaps:
             self.variable.data, self.variable.shared = swaps[id(self.variable.data)], True
         return self
 
@@ -436,7 +446,11 @@ class SetWeight(Edit):
         return (self.array,)
 
     def check(self, p: Program) -> None:
-        present = p.weights.at_key(self.key).spec  # raises UnknownNode
+        variable = p.weights.at_key(self.key)  # raises UnknownNode
+        if isinstance(variable, PatternVariable):
+            raise UsageError("the table of a pattern cannot be set", where=self.key,
+                             fix=f"edit the pattern: program.patterns[{self.key!r}].connect(query, key)")  # fmt: skip
+        present = variable.spec
         if self.inplace and self.array.spec != present:
             what = "inplace=True cannot change the shape or dtype of a weight"
             raise ShapeError(what, where=self.key, expected=present, got=self.array.spec)
@@ -470,6 +484,28 @@ class SetWeight(Edit):
 
     def with_payloads(self, swaps: Mapping[int, NDArray]) -> Self:
         return replace(self, array=swaps.get(id(self.array), self.array))
+
+
+@dataclass(frozen=True, slots=True)
+class EditPattern(Edit):
+    """Change the edges of a pattern. Plans are not affected, because tables are data."""
+
+    packed = {"key": f.TEXT, "change": f.CHANGE}
+    key: str
+    change: PatternChange
+
+    def check(self, p: Program) -> None:
+        if not isinstance(p.weights.at_key(self.key), PatternVariable):  # raises UnknownNode
+            raise UsageError("this weight is not a pattern", where=self.key, expected=", ".join(p.patterns) or "none")
+
+    def invert(self, p: Program) -> Edit:
+        return EditPattern(self.key, self.change.invert())
+
+    def apply(self, p: Program) -> None:
+        variable = p.weights.at_key(self.key)
+        assert isinstance(variable, PatternVariable)
+        self.change.apply(variable.pattern)
+        variable.follow(self.change)
 
 
 @dataclass(frozen=True, slots=True)

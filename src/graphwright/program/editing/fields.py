@@ -10,13 +10,16 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphwright.graph import EdgeId, NodeId
+from graphwright.patterns import PatternChange, PatternFileError
 from graphwright.program.axes.units import runs
 from graphwright.program.files import forms
 from graphwright.program.files.forms import handle_form, value_form
 from graphwright.program.hashing import encode_attrs
+from graphwright.program.patterns import PatternVariable, pattern_form
 from graphwright.program.weights import payload_json
 
 if TYPE_CHECKING:
+    from graphwright.autograd import Variable
     from graphwright.program.editing.edits import RecordReader
     from graphwright.program.op_graph import Value
     from graphwright.program.program import Program
@@ -108,8 +111,29 @@ ARRAY = Kind(
     lambda unpacker, x: unpacker.array(x),
     lambda p, _, x: {"payload": payload_json(p.weights, x)},
 )
+CHANGE = Kind(
+    lambda _, x: {"block": x.bits.shape[1], **x.to_json()},
+    lambda _, x: _change(forms.table(x, None, "change")),
+)
+
+
+def _change(form: Record) -> PatternChange:
+    try:
+        return PatternChange.from_json(form, forms.integer(form.get("block"), 1, 1 << 16, "change.block"))
+    except PatternFileError as error:
+        raise forms.wrong("a change of a pattern", error.what, "change") from error
+
+
+def _variable_record(p: Program, variable: Variable | None) -> Record:
+    if variable is None:
+        return {}
+    if isinstance(variable, PatternVariable):
+        return {"pattern": pattern_form(variable.pattern)}
+    return {"payload": payload_json(p.weights, variable.data)}
+
+
 VARIABLE = Kind(
     lambda packer, x: packer.variable(x),
     lambda unpacker, x: unpacker.variable(x),
-    lambda p, _, x: {} if x is None else {"payload": payload_json(p.weights, x.data)},
+    lambda p, _, x: _variable_record(p, x),
 )

@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any
 from graphwright.autograd.variable import share
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import EdgeId, NodeId
-from graphwright.program.editing.edits import SetWeight, sort_weights
+from graphwright.program.editing.edits import Annotation, EditPattern, SetWeight, sort_weights
 from graphwright.program.editing.interrupts import defer_interrupts
-from graphwright.program.editing.journal import Undo
+from graphwright.program.editing.journal import AUTHORS, Undo, caller
 from graphwright.program.editing.undo_storage import UndoSpill
 from graphwright.program.errors import NotUndoable
 from graphwright.program.exclusive import exclusive
+from graphwright.program.patterns import PatternVariable
 from graphwright.program.primitives import find_back_edges, restore_order, update_node
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray
     from graphwright.autograd import Variable
+    from graphwright.patterns import PatternChange
     from graphwright.program.editing.journal import Entry
     from graphwright.program.editing.transaction import Transaction
     from graphwright.program.program import Program
@@ -62,7 +64,7 @@ class History:
         Raises: UsageError for a read-only program, EditBusy if another thread's edit is open.
         """
         p = self.program
-        _check_writable(p)
+        self.check_writable()
         lock = exclusive(p)
         lock.__enter__()
         try:
@@ -75,6 +77,11 @@ class History:
         self._before_edit = {id(v): (v, v.data, v.shared) for v in p.weights.values()}
         self._expected = {number: array for number, (_, array, _) in self._before_edit.items()}
         share([v for v, _, shared in self._before_edit.values() if not shared], True)
+
+    def check_writable(self) -> None:
+        """Raise UsageError if the program is a past state."""
+        if self.program.readonly:
+            raise UsageError("a past state cannot be edited", where=self.program.name, fix="edit a copy: p.fork()")
 
     def note(self, variable: Variable) -> None:
         """Record that the edit, not training, set this variable, so that `collect_trained` ignores the new value."""
@@ -128,14 +135,51 @@ class History:
             before=self._hash_before, after=p.state_hash(), warnings=t.warnings, undo=undo,
             cone=tuple(n for n in t.cone if n in p.graph),
         )  # fmt: skip
-        p.version += 1
+        self._committed(entry, undo)
+        return entry
+
+    def commit_pattern(self, key: str, change: PatternChange, why: str, author: str | None) -> None:
+        """Journal a change of a pattern that was applied already: as a part of the open edit, else as an entry.
+
+        The author of an entry is `human` without an author, and `pass` for one that the journal does not have.
+        """
+        p, edit = self.program, EditPattern(key, change)
+        variable = p.weights.at_key(key)
+        assert isinstance(variable, PatternVariable)
+        with exclusive(p), defer_interrupts():
+            if self.open is not None:
+                self.open.applied(edit)
+                variable.follow(change)
+                return
+            before, record = p.state_hash(), edit.to_json(p)  # the variable still has the digest before the change
+            variable.follow(change)
+            undo = Undo((edit,), (edit.invert(p),), {}, (p.valid, p.valid))
+            entry = p.journal.append(
+                why, author if author in AUTHORS else "pass" if author else "human", line=caller(), base_version=p.version, edits=[record], before=before, after=p.state_hash(),
+                undo=undo,
+            )  # fmt: skip
+            self._committed(entry, undo)
+            self.spill.entered(undo)
+        self.notify(entry)
+
+    def _committed(self, entry: Entry, undo: Undo | None) -> None:
+        """Count a new entry and put it on the stack; without undo data, plans are made again."""
+        p = self.program
+        self._count(undo)
         self.undoable.append(entry)
         if self.redoable:
             undos = [e.undo for e in self.redoable if e.undo is not None]
             p.tombstones.forget(h for undo in undos for edit in undo.forward if (h := edit.issued) is not None)
             self.redoable.clear()
         self.trim()
-        return entry
+
+    def _count(self, undo: Undo | None) -> None:
+        """Increment the version of the program; plans keep theirs if only edges of patterns changed."""
+        kinds = set() if undo is None else set(map(type, undo.forward))
+        if EditPattern in kinds and kinds <= {EditPattern, Annotation}:
+            self.program.count_pattern_edit()
+        else:
+            self.program.version += 1
 
     def trim(self) -> None:
         """Drop the undo data of the entries beyond `program.undo_horizon`; their records stay in the journal."""
@@ -181,7 +225,7 @@ class History:
     # -- undo and redo -----------------------------------------------------------------------------------------------
     def walk(self, n: int, *, back: bool) -> None:
         """Undo `n` entries, or redo them if `back` is False. Raises, before any change: NotUndoable, UsageError."""
-        _check_writable(self.program)
+        self.check_writable()
         if type(n) is not int or n < 0:
             raise UsageError("invalid number of edits to undo or redo", expected="an integer >= 0", got=repr(n))
         made: list[Entry] = []
@@ -243,7 +287,7 @@ class History:
             after=p.state_hash(), undoes=undoes, redoes=redoes,
             cone=tuple(n for n in cone | undo.specs if n in p.graph),
         )  # fmt: skip
-        p.version += 1
+        self._count(undo)
         self.spill.entered(undo)
         return made
 
@@ -312,11 +356,6 @@ class History:
                 if r["edit"] == "RemoveEdge" and isinstance(handle, EdgeId):
                     return f"{r['src']['path']} -> {r['dst']}, port {r['port']}", by
         return None, None
-
-
-def _check_writable(p: Program) -> None:
-    if p.readonly:
-        raise UsageError("a past state cannot be edited", where=p.name, fix="edit a copy: p.fork()")
 
 
 def _check_undo(entry: Entry) -> Undo:

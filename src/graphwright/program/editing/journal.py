@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from graphwright.graph.chain import Chain, Link
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
 
 AUTHORS = ("human", "gate", "evolution", "pass", "lifecycle")
 """Kinds of author; `tool` names the program."""
+_PACKAGE = str(Path(__file__).parents[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,3 +211,14 @@ class Journal(Sequence[Entry]):
         earlier = max(len(self._entries) - MOST, 0)
         first = [f"... {earlier} earlier entries"] if earlier else []
         return wrapped("\n".join(["Journal:", *first, *map(str, self._entries[earlier:])]))
+
+
+def caller() -> str | None:
+    """Return file:line of the innermost stack frame that is outside this package and contextlib."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_PACKAGE) and "contextlib" not in file:
+            return f"{os.path.basename(file)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None

@@ -14,6 +14,7 @@ from graphwright.ops.expansion import Arithmetic
 from graphwright.program.errors import BoundaryMismatch, NotConvex
 from graphwright.program.kinds import ASSIGN, INPUT, PARAM, SOURCES, STORED
 from graphwright.program.op_graph import OpGraph, Ref, Value
+from graphwright.program.patterns import adopt_all
 from graphwright.program.primitives import add_assign, add_source, insert_edge, insert_node, set_outputs
 from graphwright.program.validate import refuse_broken
 from graphwright.program.weights import add_weight, as_array, shared_variable
@@ -237,6 +238,7 @@ def extract(p: Program, selection: Selection | Sequence[NodeId]) -> Program:
             for port in range(len(p.specs(node))):
                 values[Value(node, port)] = Value(fresh, port)
     set_outputs(sub, {sub.path(values[v]): values[v] for v in leaves})
+    adopt_all(sub)
     return sub
 
 

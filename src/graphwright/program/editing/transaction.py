@@ -5,13 +5,10 @@ Invariant: methods of a transaction change the program only through `do`, so tha
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -28,27 +25,28 @@ from graphwright.program.editing import edits
 from graphwright.program.editing.duplicate import duplicate
 from graphwright.program.editing.gate_edits import gate, release, set_gate, ungate
 from graphwright.program.editing.interrupts import defer_interrupts, start_listening, stop_listening
-from graphwright.program.editing.journal import AUTHORS
+from graphwright.program.editing.journal import AUTHORS, caller
 from graphwright.program.editing.replace import replace
 from graphwright.program.editing.unfold import fold, unfold
 from graphwright.program.errors import EditClosed, NotAJunction, PortTaken
 from graphwright.program.gates import of_site
 from graphwright.program.hashing import encode_attrs
-from graphwright.program.kinds import ASSIGN, CONST, INPUT, PARAM, SOURCES, STATE
+from graphwright.program.kinds import ASSIGN, CONST, INPUT, PARAM, PATTERN, SOURCES, STATE
 from graphwright.program.op_graph import Ref, Value
+from graphwright.program.patterns import PatternVariable
 from graphwright.program.primitives import order_back_edges, restore_order, update_node
 from graphwright.program.validate import check_outputs, check_ports, infer
 from graphwright.program.weights import as_array
 
 if TYPE_CHECKING:
     from graphwright.graph import EdgeId, Relabelled
+    from graphwright.patterns import Pattern
     from graphwright.program.editing.edits import Edit
     from graphwright.program.editing.journal import Entry
     from graphwright.program.program import Program
     from graphwright.program.selection import Selection
 
 _LONGEST = 1 << 16  # steps of a delay, each of which adds a state
-_PACKAGE = str(Path(__file__).parents[2])
 
 
 class Transaction:
@@ -69,7 +67,7 @@ class Transaction:
         self.keep_undo, self.valid_before = keep_undo, program.valid
         self.owner, self._left, self._listens = 0, False, False
         self.cone: set[NodeId] = set()
-        self.line = _caller()
+        self.line = caller()
         self.done: list[tuple[Edit, Edit, dict[str, Any]]] = []
         self.touched: dict[NodeId, None] = {}
         self.warnings: list[str] = []
@@ -104,6 +102,11 @@ class Transaction:
                 p.history.note(edit.variable)
             for node in edit.touches(p):
                 self.touched[node] = None
+
+    def applied(self, edit: Edit) -> None:
+        """Record a primitive edit that was applied already, so that it is committed and rolled back with this one."""
+        p = self.program
+        self.done.append((edit, edit.invert(p), edit.to_json(p)))
 
     # -- begin, commit, roll back ------------------------------------------------------------------------------------
     def __enter__(self) -> Self:
@@ -313,6 +316,18 @@ class Transaction:
         """Add a loop-carried tensor with its initial value; `assign` sets its next value."""
         return self._stored(STATE, name, value)
 
+    def pattern(self, name: str, pattern: Pattern, *, key: str | None = None) -> NodeId:
+        """Add the table of an attention pattern, which belongs to the program from now on.
+
+        Args:
+            name: path of the node.
+            pattern: the pattern; its later edits are entries of the program's journal.
+            key: key in `program.patterns`, by default the name.
+        Raises: UsageError if the pattern belongs to another program.
+        """
+        variable = PatternVariable(pattern, key or name)
+        return self.add_node(PATTERN, {"key": key or name}, name, (variable.spec,), variable)
+
     def _stored(self, kind: str, name: str, value: Any) -> NodeId:
         array, key = as_array(value), self.program.weights.free_key(name)
         return self.add_node(kind, {"key": key}, name, (array.spec,), Variable(array, name=key))
@@ -471,14 +486,3 @@ class Transaction:
     gate = gate
     ungate = ungate
     set_gate = set_gate
-
-
-def _caller() -> str | None:
-    """Return file:line of the innermost stack frame that is outside this package and contextlib."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith(_PACKAGE) and "contextlib" not in file:
-            return f"{os.path.basename(file)}:{frame.f_lineno}"
-        frame = frame.f_back
-    return None

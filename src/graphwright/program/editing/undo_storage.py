@@ -26,6 +26,7 @@ from graphwright.program.editing.fields import each, plain, row
 from graphwright.program.editing.journal import Undo
 from graphwright.program.errors import NotUndoable, ProgramFileError
 from graphwright.program.files import forms
+from graphwright.program.patterns import PatternVariable, pattern_form, read_pattern
 from graphwright.program.weights import Promise, digest_of
 
 if TYPE_CHECKING:
@@ -107,8 +108,13 @@ class Packer:
             self.objects.append(v)
             self._numbers[id(v)] = len(self.variables)
             facts = {"trained": isinstance(v, Parameter), "trainable": v.requires_grad, "name": v.name}
-            live = id(v) in self._live
-            self.variables.append({"live": self._live[id(v)]} if live else {**facts, "array": self.array(v.data)})
+            if id(v) in self._live:
+                form: dict[str, Any] = {"live": self._live[id(v)]}
+            elif isinstance(v, PatternVariable):
+                form = {"pattern": pattern_form(v.pattern), "name": v.name}
+            else:
+                form = {**facts, "array": self.array(v.data)}
+            self.variables.append(form)
         return self._numbers[id(v)]
 
     def _removed(self, record: RemovedNode | RemovedEdge) -> list[Any]:
@@ -182,6 +188,8 @@ class Unpacker:
         at = "history.variables"
         if forms.table(data, None, at).keys() == {"live"}:
             return self._program.weights[forms.text(data["live"], at)]
+        if data.keys() == {"pattern", "name"}:
+            return PatternVariable(read_pattern(data["pattern"]), forms.text(data["name"], at))
         forms.table(data, ("trained", "trainable", "name", "array"), at)
         kind = Parameter if forms.flag(data["trained"], at) else Variable
         return kind(self.array(data["array"]), forms.flag(data["trainable"], at), forms.text(data["name"], at))

@@ -13,11 +13,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from graphwright.array import CPU, NDArray, Storage
 from graphwright.array.dtype import BY_TAG
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import CycleError, GraphwrightError
-from graphwright.files import StrPath, open_regular, parse_json, read_whole
+from graphwright.files import StrPath, blake2b_128, open_regular, parse_json, read_whole
 from graphwright.graph import ColumnSpec, chain
 from graphwright.program.builder import new_program
 from graphwright.program.constraints import constraint_from_json
@@ -29,6 +31,7 @@ from graphwright.program.files.save import FORMAT, MIDDLE, PREFIX, SCHEMA, SUFFI
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import KINDS, STORED
 from graphwright.program.op_graph import EDGE_COLUMNS, NODE_COLUMNS, is_key, is_name
+from graphwright.program.patterns import PATTERN_DTYPES, PatternVariable, adopt_all, pattern_from_arrays
 from graphwright.program.primitives import list_key, order_back_edges, set_order, set_outputs, touch
 from graphwright.program.program_graph import ProgramGraph
 from graphwright.program.validate import validate
@@ -36,6 +39,7 @@ from graphwright.program.weights import Promise, add_weight, digest_of
 from graphwright.safetensors import Checkpoint
 
 if TYPE_CHECKING:
+    from graphwright.patterns import Pattern
     from graphwright.program.program import Program
     from graphwright.safetensors import TensorInfo
 
@@ -49,6 +53,10 @@ class TensorSource(Protocol):
 
     def weight(self, key: str, row: dict[str, Any]) -> NDArray:
         """Return the value of a weight, given its facts. Raises: ProgramFileError."""
+        ...
+
+    def pattern(self, key: str, digests: Mapping[str, Any]) -> Pattern:
+        """Return a stored pattern, given the digests of its arrays by name. Raises: ProgramFileError."""
         ...
 
     def undo_array(self, digest: str, reference: str | None) -> NDArray:
@@ -92,7 +100,8 @@ class TensorFiles:
         self.program = p
         self.weights = Checkpoint(folder, stem="weights")
         self.history = Checkpoint(folder, stem="history") if any(n.startswith("history") for n in headers) else None
-        found = [c for c in (self.weights, self.history) if c is not None]
+        self.patterns = Checkpoint(folder, stem="patterns") if any(n.startswith("patterns") for n in headers) else None
+        found = [c for c in (self.weights, self.history, self.patterns) if c is not None]
         files = {f.path.name: (f.path, f.payload_offset) for c in found for f in c.files}
         files |= {c.index.name: (c.index, c.index.stat().st_size) for c in found if c.index is not None}
         forms.table(files, headers, "files")
@@ -117,6 +126,21 @@ class TensorFiles:
         digest, reference = forms.text(row.pop("blake2b"), at), forms.optional_text(row.pop("reference"), at)
         self._homes[digest] = (self.weights, key)
         return self._array(self.weights, key, digest, reference)
+
+    def pattern(self, key: str, digests: Mapping[str, Any]) -> Pattern:
+        """Return a stored pattern, given the digests of its arrays by name; all its bytes are read and checked."""
+        at = f"weights.{key}"
+        if self.patterns is None:
+            raise ProgramFileError("the file with the patterns is missing", where=at, fix=forms.RESTORE)
+        arrays: dict[str, np.ndarray] = {}
+        for name, digest in forms.table(digests, None, at).items():
+            info = self.patterns.info(f"{key}/{name}")
+            content = bytearray(self.patterns.bytes(info.key))
+            arrays[name] = np.frombuffer(content, PATTERN_DTYPES[info.tag]).reshape(info.shape)
+            if blake2b_128(content) != forms.text(digest, at):
+                what = "the bytes of a pattern are damaged: their digest does not match"
+                raise ProgramFileError(what, where=f"{at}, {name}", expected=digest, fix=forms.RESTORE)
+        return pattern_from_arrays(arrays, at)
 
     def undo_array(self, digest: str, reference: str | None) -> NDArray:
         """Return an array that undo data refers to: that of a weight with equal bytes, if there is one."""
@@ -214,6 +238,7 @@ def rebuild(
     _load_graph(p, body)
     tensors = source(p)
     _load_weights(p, forms.table(body["weights"], None, "weights"), tensors)
+    adopt_all(p)
     _check_nodes(p)
     p.version, p.valid = forms.integer(body["version"], field="version"), forms.flag(body["valid"], "valid")
     variables = _load_journal(p, body, journal, tensors)
@@ -319,7 +344,8 @@ def _check_nodes(p: Program) -> None:
 
 # -- tensors ----------------------------------------------------------------------------------------
 def _load_weights(p: Program, data: Mapping[str, Any], tensors: TensorSource) -> None:
-    stored = {key: row for key, row in data.items() if forms.table(row, None, f"weights.{key}").keys() != {"tied"}}
+    rows = {key: forms.table(row, None, f"weights.{key}") for key, row in data.items()}
+    stored = {key: row for key, row in rows.items() if row.keys() not in ({"tied"}, {"pattern"})}
     forms.table(stored, tensors.keys(), "weights")
     made: dict[str, Variable] = {}
     for key, row in stored.items():
@@ -333,6 +359,9 @@ def _load_weights(p: Program, data: Mapping[str, Any], tensors: TensorSource) ->
                                    expected=row["spec"], got=array.spec)  # fmt: skip
         kind = Parameter if forms.flag(row["trained"], at) else Variable
         made[key] = kind(array, forms.flag(row["trainable"], at), forms.text(row["name"], at))
+    for key, row in rows.items():
+        if "pattern" in row and key not in stored:
+            made[key] = PatternVariable(tensors.pattern(key, row["pattern"]), key)
     for key, row in data.items():
         add_weight(p.weights, key, made[key] if key in made else made[forms.text(row["tied"], f"weights.{key}")])
 

@@ -2,7 +2,7 @@
 
 `program.json` is {"checksum": sha256 of the JSON of the program, "program": {...}}. It has structure, handles, order,
 and digests of all tensors and tensor file headers. `journal.jsonl` is the journal, a hash chain.
-`history.safetensors` has the arrays that only undo needs.
+`history.safetensors` has the arrays that only undo needs, `patterns.safetensors` those of attention patterns.
 """
 
 from __future__ import annotations
@@ -20,19 +20,22 @@ from graphwright import __version__
 from graphwright.array import NDArray
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import UsageError
-from graphwright.files import StrPath, atomic_directory, blake2b_128, check_free, open_regular
+from graphwright.files import StrPath, atomic_directory, blake2b_128, check_free, flat_bytes, open_regular
 from graphwright.graph import chain
 from graphwright.program.editing.undo_storage import Packer
 from graphwright.program.exclusive import exclusive
 from graphwright.program.files.forms import value_form
+from graphwright.program.patterns import PATTERN_DTYPES
 from graphwright.program.weights import digest_of
 from graphwright.safetensors import Checkpoint, TensorData, write_checkpoint
 
 if TYPE_CHECKING:
+    from graphwright.patterns import Pattern
     from graphwright.program.program import Program
 
 FORMAT, SCHEMA = "graphwright-program", 1
 PREFIX, MIDDLE, SUFFIX = b'{"checksum":"', b'","program":', b"}\n"
+_TAGS = {np.dtype(name): tag for tag, name in PATTERN_DTYPES.items()}
 HistoryMode = Literal["full", "edits", "none"]
 
 
@@ -65,16 +68,17 @@ def save(
             raise UsageError("cannot save while an edit is open", where=p.name, fix="leave the with-block first")
         digests: dict[str, str] = {}
         tied = tied_keys(p)
-        items = [_tensor(key, p.weights.array(key), digests) for key in p.weights if key not in tied]
+        held = p.patterns
+        items = [_tensor(key, p.weights.array(key), digests) for key in p.weights if key not in tied and key not in held]
         write_checkpoint(folder, items, max_shard_size, stem="weights")
+        rows = {key: {"tied": tied[key]} for key in tied}
+        rows |= {key: {"pattern": digests_of} for key, digests_of in _write_patterns(folder, held).items()}
         body: dict[str, Any] = {
             "format": FORMAT,
             "schema": SCHEMA,
             "graphwright": __version__,
             **structure_body(p),
-            "weights": {
-                key: {"tied": tied[key]} if key in tied else _weight(p, key, digests[key]) for key in p.weights
-            },
+            "weights": {key: rows[key] if key in rows else _weight(p, key, digests[key]) for key in p.weights},
             "journal": None,
             "stacks": None,
             "history": None,
@@ -136,6 +140,18 @@ def weight_row(variable: Variable) -> dict[str, Any]:
         "name": variable.name,
         "spec": variable.spec.to_json(),
     }
+
+
+def _write_patterns(folder: Path, held: Mapping[str, Pattern]) -> dict[str, dict[str, str]]:
+    """Write the arrays of patterns by key; return per key a dict from the name of an array to its digest."""
+    items, digests = list[TensorData](), dict[str, dict[str, str]]()
+    for key, pattern in held.items():
+        arrays = {name: np.ascontiguousarray(array) for name, array in pattern.to_arrays().items()}
+        items += [TensorData(f"{key}/{n}", _TAGS[a.dtype], a.shape, lambda a=a: a) for n, a in arrays.items()]
+        digests[key] = {name: blake2b_128(flat_bytes(array)) for name, array in arrays.items()}
+    if items:
+        write_checkpoint(folder, items, "1TB", stem="patterns")
+    return digests
 
 
 def write_body(folder: Path, body: dict[str, Any]) -> None:
