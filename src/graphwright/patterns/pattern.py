@@ -15,6 +15,7 @@ from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from typing import Any, Protocol, cast
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,13 @@ EDGE_COLUMNS: dict[str, Any] = {
     "kind": np.uint8, "gate": (np.int32, -1), "score": np.float32, "birth": np.int32, "pinned": np.uint8,
     "bits": (np.int32, -1),
 }  # fmt: skip
+
+
+class Watcher(Protocol):
+    """What follows the changes of a pattern, under the pattern's lock."""
+
+    def changed(self, change: PatternChange) -> None:
+        """Note a change that was made; `pattern.version` counts it already."""
 
 
 class Pattern:
@@ -89,6 +97,8 @@ class Pattern:
         self.table: npt.NDArray[np.int64] = np.zeros(table.WORDS, np.int64)
         self._words = memoryview(self.table)
         self._history = History()
+        self.watchers: WeakSet[Watcher] = WeakSet()
+        """What is told of each change after it was made, such as copies on devices."""
         self._open: list[Any] | None = None
         self._lock = RunLock(timeout)
         self._index = PairIndex(self.lookups)
@@ -199,6 +209,15 @@ class Pattern:
         slot = edits.find(self, query, key, plane)
         return None if slot < 0 else EdgeId.from_int(self._edge_cells[slot])
 
+    def slots_of(self, sources: npt.NDArray[np.int64], targets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the edge slots of pairs (node slot of a key block, of a query block); -1 where there is no edge."""
+        return self._index.find_many(sources, targets, self._source, self._target)
+
+    @property
+    def masks(self) -> npt.NDArray[np.uint64]:
+        """The masks of edges of kind MASKED, [rows, block, words]; the column `bits` has the row of each edge."""
+        return self._pool.data
+
     @property
     def edges(self) -> TableView[EdgeArray]:
         """The edges as a table: `edges()` returns handles, `edges["score"]` a column, `edges["score"] < t` a mask."""
@@ -278,6 +297,10 @@ class Pattern:
             with _Transaction(self, why, author):
                 yield
 
+    def _tell(self, change: PatternChange) -> None:
+        for watcher in tuple(self.watchers):
+            watcher.changed(change)
+
     def _note(self, part: Any) -> None:
         if self._open is not None:
             self._open.append(part)
@@ -303,16 +326,20 @@ class Pattern:
         Raises: NotUndoable if no edit is left; UsageError if a program owns the pattern.
         """
         with self._lock:
-            replay.perform(self, self._history.last(self.name).change.invert())
+            change = self._history.last(self.name).change.invert()
+            replay.perform(self, change)
             self._history.undone()
             self.version += 1
+            self._tell(change)
 
     def redo(self) -> None:
         """Redo the transaction that was undone last. Raises: as `undo`."""
         with self._lock:
-            replay.perform(self, self._history.next(self.name).change)
+            change = self._history.next(self.name).change
+            replay.perform(self, change)
             self._history.redone()
             self.version += 1
+            self._tell(change)
 
     def apply(self, change: PatternChange | Applies) -> Any:
         """Apply a change without recording it, or connect proposed edges in one entry of the journal and return them.
@@ -325,6 +352,7 @@ class Pattern:
         with self._lock:
             replay.perform(self, change)
             self.version += 1
+            self._tell(change)
 
     # -- methods of a layer above ------------------------------------------------------------------------------------
     @late
@@ -438,6 +466,8 @@ class _Transaction:
             replay.perform(pattern, entry.change.invert())
             raise
         pattern.version += 1
+        if pattern.watchers:
+            pattern._tell(entry.change)
 
 
 def as_segments(given: Any, frame: Frame) -> Segments | None:

@@ -29,6 +29,8 @@ BUCKET = 32
 ROW_STRIDE, COL_STRIDE = 33, 34
 GATES = 35
 """Size of the vector of gates."""
+ROOM = 36
+"""Edge slots that the arrays can hold, in the table of a copy on a device; 0 in a pattern's own table."""
 WORDS = 40
 
 FULL, RULE, MASKED = 0, 1, 2

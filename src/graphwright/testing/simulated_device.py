@@ -27,6 +27,7 @@ from graphwright.array.ndarray import NDArray, from_numpy
 from graphwright.array.spec import Spec
 from graphwright.array.storage import Storage
 from graphwright.errors import GraphwrightError
+from graphwright.patterns.table import KIND
 
 Range = tuple[int, int]
 _ALIGN = 512
@@ -409,6 +410,27 @@ class SimBackend:
             raise DeviceMismatch("an operand is on a different device", where=name, expected=self.device,
                                  got=f"{array.spec} on {array.device}")  # fmt: skip
         return array.impl
+
+    def pointer(self, array: NDArray) -> int:
+        """Return the address of the first element as kernels use it, which run on the CPU; see `PatternMirror`."""
+        return self.wrap(array).impl.data_ptr()
+
+    def word_kernel(self, table: NDArray, memory: NDArray, queue: NDArray) -> Call:
+        """Return the call that queues a kernel which applies words to the arrays of a `PatternMirror`."""
+        cells, numbers, words = (array.impl.numpy() for array in (memory, table, queue))
+        base = self.pointer(memory)
+
+        def apply() -> None:
+            count, words[0] = int(words[0]), 0
+            for at, index, value in words[1 : 1 + 3 * count].reshape(-1, 3).tolist():
+                if at == 0:
+                    numbers[index] = value
+                elif at == KIND:
+                    cells.view(np.uint8)[numbers[at] - base + index] = value
+                else:
+                    cells[(numbers[at] - base) // 4 + index] = value
+
+        return partial(self._launch, [apply], [memory, queue], [queue])
 
     def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> None:
         """Return None: this backend has no call that allocates and computes in one step."""
