@@ -37,6 +37,7 @@ from graphwright.models.export.dead_units import without_dead_units
 from graphwright.models.export.hosts import as_host
 from graphwright.models.export.lone_experts import dense_where_alone
 from graphwright.models.export.receipt import edit_rows
+from graphwright.models.export.static_attention import with_static_attention
 from graphwright.models.export.template_match import (
     AXES,
     TRUNK,
@@ -95,10 +96,16 @@ class LevelPlan(Report):
 
 
 class ExportCase:
-    """A model with its template match and deviations, shared by all levels; no weight payload is read."""
+    """A model with its template match and deviations, shared by all levels; no weight payload is read.
+
+    Attributes:
+        edited: the model whose edits the files list.
+        model: the same model with static patterns of attention, which the levels write.
+    """
 
     def __init__(self, model: Model) -> None:
-        self.model, self.match = model, match_template(model)
+        self.edited, self.model = model, with_static_attention(model)
+        self.match = match_template(self.model)
         self.deviations = find_deviations(self.match)
         self.unmatched = [Reason(self.match.program.path(n), why) for n, why in self.match.unmatched.items()]
 
@@ -343,8 +350,22 @@ class ResizedConfig(_TemplateLevel):
             same = "layer_types" not in config or len(layers) == dims.layers
             if same and getattr(match.arch.read(made), "windows", windows) == windows:
                 return made
+        return self._with_windows(made, windows)
+
+    def _with_windows(self, config: Config, windows: tuple[int | None, ...]) -> Config:
+        """Return the config with the window of each layer; only with their types if the family has no such config."""
+        widths = {window for window in windows if window is not None}
         types = ["full_attention" if window is None else "sliding_attention" for window in windows]
-        return changed(made, {"layer_types": types}, without=("max_window_layers",))
+        typed = {"layer_types": types}
+        window = {"sliding_window": next(iter(widths), None)}
+        choices = [(typed, ("max_window_layers",)), (window, ()), ({**window, **typed}, ("max_window_layers",)),
+                   ({**window, **typed, "use_sliding_window": bool(widths)}, ("max_window_layers",))]  # fmt: skip
+        for fields, without in choices if len(widths) <= 1 else ():
+            made = changed(config, fields, without)
+            with suppress(ConfigError):
+                if getattr(self.case.match.arch.read(made), "windows", None) == windows:
+                    return made
+        return changed(config, *choices[0])
 
     def _with_routed(self, config: Config, layers: list[int]) -> Config:
         """Return the config with the list of the dense ones among the present layers, if it needs one."""
@@ -482,7 +503,7 @@ class GeneratedCode(ExportLevel):
         """Write the weights that outputs need, a config that names the code, and the code."""
         model, p = self.written, self.written.program
         ident = p.hash()[:10]  # includes the constants, which are part of the code: loaders cache classes by name
-        edits = [f"{row['why']} ({row['author']}; {row['summary']})" for row in edit_rows(self.case.model)]
+        edits = [f"{row['why']} ({row['author']}; {row['summary']})" for row in edit_rows(self.case.edited)]
         needed = p.reachable(p.outputs())
         count = sum(traits(p.op(n)).attention or traits(p.op(n)).routed_heads for n in needed)
         fields = {k: v for k, v in model.config.fields.items() if k not in _IN_CODE}

@@ -1,0 +1,117 @@
+"""Attention over patterns as an export writes it: with a window where the pattern is one, and without gates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from graphwright.models.export.affine_map import constant, constants
+from graphwright.ops import traits
+from graphwright.patterns.positional import causal_rule
+from graphwright.patterns.rules import extensible
+from graphwright.program.editing.replace import remove_unread, take_over
+from graphwright.program.op_graph import Value
+from graphwright.program.patterns import pattern_at
+
+if TYPE_CHECKING:
+    from graphwright.graph import NodeId
+    from graphwright.models.model import Model
+    from graphwright.patterns import Pattern
+    from graphwright.program.editing.transaction import Transaction
+    from graphwright.program.program import Program
+
+LONGEST = 32768
+"""Number of tokens up to which a pattern that grows by its rule is exported; files refuse longer texts."""
+
+
+def with_static_attention(model: Model) -> Model:
+    """Return the model, or a copy that computes the same function with static patterns.
+
+    Gates that are all 0 or 1 become edges that are cut or stay. A pattern that is causal attention, with a window or
+    without, becomes an `sdpa`. Others that grow by their rule get the edges of the longest text of the model.
+    """
+    if not sparse_attentions(model.program):
+        return model
+    twin = model.program.fork()
+    with twin.edit("write patterns as masks", author="pass", keep_undo=False) as e:
+        for node in sparse_attentions(twin):
+            _bake_gates(e, node)
+        for node in sparse_attentions(twin):
+            _as_window(e, node)
+    longest = min(int(getattr(model.config_dims, "positions", 0)), LONGEST)
+    for pattern in {id(found): found for n in sparse_attentions(twin) if (found := pattern_of(twin, n))}.values():
+        if pattern.rule is not None and extensible(pattern.rule) and pattern.tokens[0] < longest:
+            pattern.extend(longest)
+    return model.with_program(twin)
+
+
+def sparse_attentions(p: Program) -> list[NodeId]:
+    """Return the attentions over patterns on which the outputs depend."""
+    needed = p.reachable([*p.outputs(), *p.assigns()])
+    return [n for n in p.of_traits(attention=True) if n in needed and traits(p.op(n)).table is not None]
+
+
+def pattern_of(p: Program, node: NodeId) -> Pattern | None:
+    """Return the pattern that an attention reads; None if its table is not from a `pattern` node."""
+    table = traits(p.op(node)).table
+    return None if table is None else pattern_at(p, p.operands(node)[table].node)
+
+
+def why_not_static(p: Program, node: NodeId) -> str:
+    """Return the reason why an export cannot write the attention `node` over a pattern as a mask; "" if it can."""
+    attrs, pattern = p.attrs(node), pattern_of(p, node)
+    if pattern is None:
+        return "its table does not belong to a pattern of the program"
+    if attrs["softcap"] is not None:
+        return f"softcap {attrs['softcap']} bounds its scores"
+    if "gates" in attrs["optional"]:
+        return "its edges have gates that are not all 0 or 1; harden them first"
+    if attrs["optional"]:
+        return f"it reads {', '.join(attrs['optional'])}"
+    if not pattern.causal or pattern.tokens[0] != pattern.tokens[1]:
+        return f"only causal patterns of equal lengths of queries and keys can be written, and this one is {pattern}"
+    if any(p.edge_value(edge).port for edge in p.out_edges(node)) or Value(node, 1) in p.outputs():
+        return "its log-sum-exp is read"
+    return ""
+
+
+# -- gates -------------------------------------------------------------------------------------------------------------
+def _bake_gates(e: Transaction, node: NodeId) -> None:
+    """Cut the edges whose gates are 0, and drop the gates, if all are constants 0 or 1 and no other node reads them."""
+    p, attrs = e.program, e.program.attrs(node)
+    pattern = pattern_of(p, node)
+    if "gates" not in attrs["optional"] or pattern is None:
+        return
+    at = len(p.operands(node)) - len(attrs["optional"]) + attrs["optional"].index("gates")
+    source = p.operands(node)[at]
+    readers = {n for n in sparse_attentions(p) if pattern_of(p, n) is pattern}
+    if source.node not in constants(p) or readers != {node}:
+        return
+    values, slots = constant(p, source), pattern.edges["gate"]
+    gates = np.where(slots < 0, 1.0, values[slots])
+    shut = gates == 0
+    if not (shut | (gates == 1)).all() or (attrs["where"] == "weight" and shut.any()):
+        return
+    pattern.cut(pattern.edges().index[shut])
+    optional = tuple(name for name in attrs["optional"] if name != "gates")
+    operands = [v for i, v in enumerate(p.operands(node)) if i != at]
+    _replace(e, node, p.op(node), operands, {**attrs, "optional": optional})
+    remove_unread(e, source)
+
+
+# -- windows -----------------------------------------------------------------------------------------------------------
+def _as_window(e: Transaction, node: NodeId) -> None:
+    """Replace an attention over a pattern by a dense one with the same window, if the pattern is one."""
+    p, pattern = e.program, pattern_of(e.program, node)
+    if why_not_static(p, node) or pattern is None or (rule := causal_rule(pattern)) is None:
+        return
+    table = p.operands(node)[3]
+    given = {"scale": p.attrs(node)["scale"], "causal": True, "window": rule.window, "optional": ()}
+    _replace(e, node, "sdpa", list(p.operands(node)[:3]), given)
+    remove_unread(e, table)
+
+
+def _replace(e: Transaction, node: NodeId, op: str, operands: list[Value], attrs: dict[str, object]) -> None:
+    p = e.program
+    take_over(e, node, e.add_op(op, operands, attrs, p.free_name(f"{p.path(node)}.static")))
