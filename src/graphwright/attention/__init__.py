@@ -3,5 +3,20 @@
 from __future__ import annotations
 
 from graphwright.attention.sparsify import patterns, sparsify
+from graphwright.patterns import (
+    Pattern,
+    block_local,
+    causal_full,
+    dilated,
+    document,
+    full,
+    random_blocks,
+    sliding_window,
+    star,
+    topk,
+)
 
-__all__ = ["patterns", "sparsify"]
+__all__ = [
+    "Pattern", "block_local", "causal_full", "dilated", "document", "full", "patterns", "random_blocks",
+    "sliding_window", "sparsify", "star", "topk",
+]  # fmt: skip

@@ -196,6 +196,12 @@ class Buckets:
         self._blocks = [aligned_copy(b) for b in other._blocks]
         self._bind()
 
+    def relist(self, items: Array, blocks: Array, free: Array, nodes: int) -> None:
+        """Replace the order of all lists of the first `nodes` nodes, whose lengths stay; see `load`."""
+        head, tail, degree, _, held, _, _, _ = self.tables()
+        head[:nodes], tail[:nodes], held[:] = NONE, NONE, NONE
+        self.load(degree[:nodes].astype(np.int64), items, blocks, free)
+
     def load(self, degree: Array, items: Array, blocks: Array, free: Array) -> None:
         """Rebuild all lists, given their lengths, their edges and block numbers in node order, and the free blocks."""
         size, lengths = self.block, -(-degree // self.block)

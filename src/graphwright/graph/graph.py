@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, cast
 
-from graphwright.graph import bulk, state
+from graphwright.graph import bulk, sorting, state
 from graphwright.graph.slots import SlotTable
 
 from ..errors import UsageError
@@ -288,6 +288,11 @@ class Graph:
     restore_edges = bulk.restore_edges
     restore_rewires = bulk.restore_rewires
     clear = bulk.clear
+
+    # -- orders of lists, in sorting.py ------------------------------------------------------------------------------
+    save_lists = sorting.save_lists
+    sort_lists = sorting.sort_lists
+    restore_lists = sorting.restore_lists
 
     # -- columns -----------------------------------------------------------------------------------------------------
     @property

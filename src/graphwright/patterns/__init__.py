@@ -1,6 +1,7 @@
 """Block-sparse attention patterns as editable graphs; numpy only, no tensors."""
 
 from .changes import PatternChange
+from .content import PatternDiff, PatternSummary
 from .errors import (
     BlockRange,
     BlockSize,
@@ -13,9 +14,21 @@ from .errors import (
     PatternFileError,
     PatternShape,
 )  # fmt: skip
-from .generators import causal_full, full, sliding_window
+from .generators import (
+    GENERATORS,
+    block_local,
+    causal_full,
+    dilated,
+    document,
+    full,
+    random_blocks,
+    sliding_window,
+    star,
+    topk,
+)  # fmt: skip
 from .pattern import Pattern, PatternEdit
 
-__all__ = ["BlockRange", "BlockSize", "CausalityViolation", "EdgeExists", "GateNotAllowed", "HeadMismatch", "MaskLost",
-           "NoGenerator", "Pattern", "PatternChange", "PatternEdit", "PatternFileError", "PatternShape", "causal_full",
-           "full", "sliding_window"]  # fmt: skip
+__all__ = ["GENERATORS", "BlockRange", "BlockSize", "CausalityViolation", "EdgeExists", "GateNotAllowed",
+           "HeadMismatch", "MaskLost", "NoGenerator", "Pattern", "PatternChange", "PatternDiff", "PatternEdit",
+           "PatternFileError", "PatternShape", "PatternSummary", "block_local", "causal_full", "dilated", "document",
+           "full", "random_blocks", "sliding_window", "star", "topk"]  # fmt: skip

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from graphwright.graph.sorting import SavedLists
+
 from .errors import PatternFileError
 
 if TYPE_CHECKING:
@@ -55,15 +57,10 @@ class PatternChange:
     bits: Array
     tokens: tuple[tuple[int, int], tuple[int, int]] | None = None
     segments: tuple[Array, Array] | None = None
-    lists: tuple[Any, Any] | None = field(default=None, repr=False)
+    lists: tuple[SavedLists, ...] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.rows["op"])
-
-    @property
-    def edges(self) -> int:
-        """Number of edges that were added, removed or written."""
-        return len(self)
 
     def pairs(self, op: int) -> tuple[Array, Array]:
         """Return the node slots (sources, targets) of the rows with this op, in order."""
@@ -102,7 +99,10 @@ class PatternChange:
         if self.segments is not None:
             found["segments"] = [[len(each), _encoded(each)] for each in self.segments]
         if self.lists is not None:
-            found["lists"] = [each.to_json() for each in self.lists]
+            found["lists"] = [
+                [[len(part), _encoded(part)] for side in (each.outgoing, each.incoming) for part in side]
+                for each in self.lists
+            ]
         return found
 
     @classmethod
@@ -123,12 +123,19 @@ class PatternChange:
             if "segments" in data:
                 queries, keys = (_decoded(value, np.int32, int(count)) for count, value in data["segments"])
                 segments = queries, keys
+            if "lists" in data:
+                lists = tuple(_lists(each) for each in data["lists"])
             return cls(rows, bits, tokens, segments, lists)
         except (KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
             raise PatternFileError(f"a saved change of a pattern is malformed: {error}") from error
 
 
 _DEFAULTS: dict[str, Any] = {"generation": 1, "gate": -1, "old_mask": -1, "new_mask": -1}
+
+
+def _lists(data: Any) -> SavedLists:
+    parts = [_decoded(value, np.int64, int(count)) for count, value in data]
+    return SavedLists((parts[0], parts[1], parts[2]), (parts[3], parts[4], parts[5]))
 
 
 def _swapped(pair: Any) -> Any:
@@ -163,17 +170,6 @@ def _array(text: str, dtype: Any, count: int) -> Array:
     return plain.view(np.dtype(dtype).newbyteorder("<")).reshape(count).astype(dtype)
 
 
-class Recorder:
-    """The rows of a transaction while it is open: single edits as tuples, bulk edits as arrays."""
-
-    def __init__(self) -> None:
-        self.parts: list[tuple[Any, ...] | dict[str, Any]] = []
-
-    def build(self, block: int) -> PatternChange:
-        """Return the change of all rows noted so far."""
-        return build(self.parts, block)
-
-
 SINGLE = ("op", "source", "target", "generation", "outgoing", "incoming", "kind", *SCALARS)
 """Fields of the tuple of a single edit; an eleventh value is its packed mask or None."""
 
@@ -182,6 +178,7 @@ def build(parts: list[tuple[Any, ...] | dict[str, Any]], block: int) -> PatternC
     """Return the change of noted parts: tuples of SINGLE and a mask, or dicts of arrays with "bits" of the masked."""
     pieces: list[dict[str, Array]] = []
     bits: list[Array] = []
+    facts: dict[str, Any] = {}
     count = 0
     singles: list[tuple[Any, ...]] = []
 
@@ -207,6 +204,7 @@ def build(parts: list[tuple[Any, ...] | dict[str, Any]], block: int) -> PatternC
             continue
         flush()
         rows = dict(part)
+        facts |= {name: rows.pop(name) for name in ("tokens", "segments", "lists") if name in rows}
         own = rows.pop("bits", None)
         if own is not None and len(own):
             for name in ("old_mask", "new_mask"):
@@ -226,4 +224,4 @@ def build(parts: list[tuple[Any, ...] | dict[str, Any]], block: int) -> PatternC
         ]
         joined[name] = np.concatenate(arrays) if arrays else np.empty(0, dtype)
     packed = np.concatenate(bits) if bits else np.empty((0, block, -(-block // 64)), np.uint64)
-    return PatternChange(joined, packed)
+    return PatternChange(joined, packed, **facts)

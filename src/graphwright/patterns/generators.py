@@ -1,23 +1,34 @@
-"""Generators of patterns: each returns a pattern whose edges follow a rule, which `extend` uses for new tokens."""
+"""Generators of patterns: each returns a pattern whose edges follow a rule, which `extend` uses for new tokens.
 
+All take `tokens`, `block`, `planes`, and as `options` the other arguments of `Pattern`.
+"""
+
+# pyright: reportPrivateUsage=false
+# The files of this folder share private attributes of a pattern.
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import ceil
 from typing import Any
 
-from .pattern import Pattern, of_rule
-from .rules import Position
+import numpy as np
+
+from ..errors import ShapeError, UsageError
+from . import edits, masks
+from .pattern import Pattern
+from .rules import BlockLocal, Dilated, Pairs, Position, RandomBlocks, Rule, Star
 
 Tokens = int | tuple[int, int]
 
 
 def causal_full(tokens: Tokens, block: int = 64, planes: int = 1, **options: Any) -> Pattern:
     """Return the pattern in which each query sees all keys up to its own position."""
-    return of_rule(Pattern(tokens, block, planes, **options), Position())
+    return _made(Pattern(tokens, block, planes, **options), Position())
 
 
 def full(tokens: Tokens, block: int = 64, planes: int = 1, **options: Any) -> Pattern:
     """Return the pattern in which each query sees all keys."""
-    return of_rule(Pattern(tokens, block, planes, causal=False, **options), Position(causal=False))
+    return _made(Pattern(tokens, block, planes, causal=False, **options), Position(causal=False))
 
 
 def sliding_window(
@@ -28,4 +39,151 @@ def sliding_window(
     Raises: UsageError for a window below 1.
     """
     pattern = Pattern(tokens, block, planes, causal=not symmetric, window=window, symmetric=symmetric, **options)
-    return of_rule(pattern, pattern.base)
+    return _made(pattern, pattern.base)
+
+
+def block_local(
+    tokens: Tokens, previous: int = 1, block: int = 64, planes: int = 1, causal: bool = True, **options: Any
+) -> Pattern:
+    """Return the pattern in which a query of block b sees blocks b - previous, ..., b. Raises: UsageError."""
+    _at_least("previous", previous, 0)
+    return _made(Pattern(tokens, block, planes, causal, **options), BlockLocal(previous, causal))
+
+
+def star(
+    tokens: Tokens, global_tokens: int | None = None, window: int = 64, block: int = 64, planes: int = 1,
+    global_ratio: float | None = None, causal: bool = True, **options: Any,
+) -> Pattern:  # fmt: skip
+    """Return the pattern of global tokens and a window.
+
+    Args:
+        global_tokens: the first tokens see all keys (up to their own position if causal) and are seen by all queries.
+        window: the other queries see keys `i - window < j`, and without `causal` `j - i < window` too.
+        global_ratio: instead of `global_tokens`, their share of the keys, rounded up.
+    Raises: UsageError for a ratio outside [0, 1], a window < 1, or both or none of `global_tokens` and `global_ratio`.
+    """
+    if (global_tokens is None) == (global_ratio is None):
+        raise UsageError("the number of global tokens is not determined", expected="global_tokens or global_ratio",
+                         got=f"global_tokens={global_tokens}, global_ratio={global_ratio}")  # fmt: skip
+    pattern = Pattern(tokens, block, planes, causal, **options)
+    if global_ratio is not None:
+        if not 0 <= global_ratio <= 1:
+            raise UsageError("global_ratio is out of range", expected="0 to 1", got=global_ratio)
+        global_tokens = ceil(global_ratio * pattern.frame.keys)
+    assert global_tokens is not None
+    _at_least("global_tokens", global_tokens, 0)
+    _at_least("window", window, 1)
+    return _made(pattern, Star(global_tokens, window, causal))
+
+
+def dilated(
+    tokens: Tokens, stride: int, n: int, window: int = 0, block: int = 64, planes: int = 1, causal: bool = True,
+    **options: Any,
+) -> Pattern:  # fmt: skip
+    """Return the pattern in which a query sees keys 0, stride, ..., (n - 1)·stride before it, and those of a window.
+
+    Without `causal` it sees those after it too. Raises: UsageError for a stride < 1, n < 0 or a window < 0.
+    """
+    _at_least("stride", stride, 1)
+    _at_least("n", n, 0)
+    _at_least("window", window, 0)
+    return _made(Pattern(tokens, block, planes, causal, **options), Dilated(stride, n, window, causal))
+
+
+def random_blocks(
+    tokens: Tokens, n: int, seed: int = 0, block: int = 64, planes: int = 1, causal: bool = True, **options: Any
+) -> Pattern:
+    """Return the pattern in which each query block sees n distinct earlier key blocks, drawn by Philox(seed, row).
+
+    Without `causal`, they are drawn from all blocks but its own. Raises: UsageError for n < 0 or a negative seed.
+    """
+    _at_least("n", n, 0)
+    _at_least("seed", seed, 0)
+    return _made(Pattern(tokens, block, planes, causal, **options), RandomBlocks(n, seed, causal))
+
+
+def document(
+    tokens: Tokens, segments: Any, block: int = 64, planes: int = 1, causal: bool = True, **options: Any
+) -> Pattern:
+    """Return the pattern in which a query sees the keys of its own document.
+
+    Args:
+        segments: document ids of the keys, or (ids of the queries, ids of the keys).
+    Raises: PatternShape for a wrong number of ids.
+    """
+    pattern = Pattern(tokens, block, planes, causal, segments=segments, **options)
+    return _made(pattern, pattern.base)
+
+
+def topk(
+    q: Any, k: Any, n: int, causal: bool = True, keep_own: bool = True, block: int = 64, **options: Any
+) -> Pattern:
+    """Return the pattern of the n key blocks with the largest product mean(q)·mean(k) for each query block.
+
+    Args:
+        q, k: [planes, Tq, d] and [planes, Tk, d], or [Tq, d] and [Tk, d]: one plane.
+        n: key blocks per query block; ties go to the lower block. With block=1, the exact top-n keys.
+        keep_own: the query's own block is always one of them.
+    Raises: ShapeError, UsageError for n < 1. The pattern has no generator: its edges depend on values.
+    """
+    queries, keys = (np.asarray(x, np.float64) for x in (q, k))
+    queries, keys = (x[None] if x.ndim == 2 else x for x in (queries, keys))
+    if queries.ndim != 3 or keys.ndim != 3 or queries.shape[::2] != keys.shape[::2]:
+        raise ShapeError("q and k do not fit", expected="[planes, Tq, d] and [planes, Tk, d]",
+                         got=f"{np.shape(q)} and {np.shape(k)}")  # fmt: skip
+    _at_least("n", n, 1)
+    planes = len(queries)
+    pattern = Pattern((queries.shape[1], keys.shape[1]), block, planes, causal, **options)
+    frame = pattern.frame
+    q_mean, k_mean = (_means(x, block) for x in (queries, keys))
+    _, i1 = frame.query_span(np.arange(frame.rows))
+    seen = frame.key_span(np.arange(frame.columns))[0] <= i1[:, None] if causal else None
+    for plane in range(planes):
+        scores = q_mean[plane] @ k_mean[plane].T
+        if seen is not None:
+            scores = np.where(seen, scores, -np.inf)
+        if keep_own:
+            own = np.minimum(i1 // block, frame.columns - 1)
+            scores[np.arange(frame.rows), own] = np.inf
+        best = np.argsort(-scores, axis=1, kind="stable")[:, : min(n, frame.columns)]
+        chosen = np.take_along_axis(scores, best, 1) > -np.inf
+        rows, columns = (
+            np.repeat(np.arange(frame.rows), chosen.sum(1)),
+            np.concatenate([np.sort(row[ok]) for row, ok in zip(best, chosen, strict=True)]),
+        )
+        _add(pattern, plane, masks.of_rule(pattern.base, pattern.base, frame, Pairs(rows, columns)))
+    return pattern
+
+
+def _means(x: np.ndarray[Any, Any], block: int) -> np.ndarray[Any, Any]:
+    starts = np.arange(0, x.shape[1], block)
+    sums = np.add.reduceat(x, starts, axis=1)
+    return sums / np.diff([*starts, x.shape[1]])[:, None]
+
+
+def _made(pattern: Pattern, rule: Rule) -> Pattern:
+    """Add the edges of a rule to an empty pattern, in every plane, and make it the pattern's generator."""
+    frame = pattern.frame
+    pairs = masks.candidates(rule, frame, np.arange(frame.rows))
+    blocks = masks.of_rule(rule, pattern.base, frame, pairs)
+    for plane in range(pattern.planes):
+        _add(pattern, plane, blocks)
+    pattern.rule = rule
+    return pattern
+
+
+def _add(pattern: Pattern, plane: int, blocks: masks.Blocks) -> None:
+    source = pattern.key_nodes[plane, blocks.k].astype(np.int64)
+    target = pattern.query_nodes[plane, blocks.q].astype(np.int64)
+    edits.insert(pattern, source, target, blocks)
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise UsageError("an argument is out of range", where=name, expected=f">= {least}", got=value)
+
+
+GENERATORS: dict[str, Callable[..., Pattern]] = {
+    each.__name__: each
+    for each in (causal_full, full, sliding_window, block_local, star, dilated, random_blocks, document, topk)
+}

@@ -9,11 +9,13 @@ pairs. A rule stores no edges, so the edges of new rows cost only their number. 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from .errors import PatternFileError
 
 Array = npt.NDArray[Any]
 NONE, SOME, ALL = 0, 1, 2
@@ -65,6 +67,11 @@ class Rule(Protocol):
     """A mask over pairs of positions; subclasses are frozen dataclasses whose fields are the generator's arguments."""
 
     kind: ClassVar[str]
+
+    @property
+    def causal(self) -> bool:
+        """Whether no key after its query is allowed."""
+        ...
 
     def allowed(self, frame: Frame, i: Array, j: Array) -> Array:
         """Return whether the query at position i sees the key at position j; i and j broadcast."""
@@ -336,6 +343,12 @@ class Combined:
     a: Rule
     b: Rule
 
+    @property
+    def causal(self) -> bool:
+        """Whether no key after its query is allowed."""
+        a, b = self.a.causal, self.b.causal
+        return {"or": a and b, "and": a or b, "minus": a}[self.how]
+
     def allowed(self, frame: Frame, i: Array, j: Array) -> Array:
         """Return whether the query at position i sees the key at position j."""
         return HOW[self.how](self.a.allowed(frame, i, j), self.b.allowed(frame, i, j))
@@ -363,15 +376,60 @@ KINDS: dict[str, type[Any]] = {
 }
 
 
-def to_json(rule: Rule) -> dict[str, Any]:
-    """Return a rule as JSON values; segments are left out, since a pattern stores them as arrays."""
-    found: dict[str, Any] = {"kind": rule.kind}
+def extensible(rule: Rule) -> bool:
+    """Return whether a rule allows the same pairs of tokens, whatever the number of tokens after them."""
+    if isinstance(rule, Combined):
+        return extensible(rule.a) and extensible(rule.b)
+    return not isinstance(rule, RandomBlocks) or rule.causal
+
+
+def segments(rule: Rule | None) -> Segments | None:
+    """Return the first segments that a rule uses."""
+    if isinstance(rule, Combined):
+        return segments(rule.a) or segments(rule.b)
+    return rule.segments if isinstance(rule, Position) else None
+
+
+def mapped(rule: Rule, change: Callable[[Segments | None], Segments | None]) -> Rule:
+    """Return the rule with other segments."""
+    if isinstance(rule, Combined):
+        return replace(rule, a=mapped(rule.a, change), b=mapped(rule.b, change))
+    return replace(rule, segments=change(rule.segments)) if isinstance(rule, Position) else rule
+
+
+_LEAST = {("position", "window"): 1, ("star", "window"): 1, ("dilated", "stride"): 1}
+
+
+def to_json(rule: Rule, found: list[Segments]) -> dict[str, Any]:
+    """Return a rule as JSON values; its segments are appended to `found`, and written as their index."""
+    saved: dict[str, Any] = {"kind": rule.kind}
     for field in fields(rule):  # pyright: ignore[reportArgumentType]  # rules are dataclasses
         value = getattr(rule, field.name)
-        found[field.name] = to_json(value) if field.name in ("a", "b") else value
-    if found.get("segments") is not None:
-        found["segments"] = True
-    return found
+        if isinstance(value, Segments):
+            if value not in found:
+                found.append(value)
+            value = found.index(value)
+        saved[field.name] = to_json(value, found) if field.name in ("a", "b") else value
+    return saved
+
+
+def from_json(saved: Any, found: list[Segments]) -> Rule:
+    """Return the rule that `to_json` wrote. Raises: PatternFileError for an unknown one, or values out of range."""
+    given = dict(saved)
+    kind = given.pop("kind", None)
+    if kind not in KINDS:
+        raise PatternFileError("the rule of the saved pattern is unknown", expected=sorted(KINDS), got=kind)
+    for name, value in given.items():
+        if name in ("a", "b"):
+            given[name] = from_json(value, found)
+        elif name == "segments" and value is not None:
+            given[name] = found[value]
+        elif name == "how":
+            if value not in HOW:
+                raise PatternFileError("the rule of the saved pattern is unknown", expected=sorted(HOW), got=value)
+        elif value is not None and (not isinstance(value, int) or value < _LEAST.get((kind, name), 0)):
+            raise PatternFileError("a number of the saved rule is out of range", where=f"{kind}.{name}", got=value)
+    return KINDS[kind](**given)
 
 
 def _verdict(every: Array, some: Array) -> Array:
