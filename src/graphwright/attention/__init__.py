@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from graphwright.attention.attend import attend
+from graphwright.attention.drift import Drift, drift
+from graphwright.attention.mass import collect
+from graphwright.attention.propose import Candidates, propose
+from graphwright.attention.prune import Pruned, prune
 from graphwright.attention.sparsify import patterns, sparsify
 from graphwright.patterns import (
     Pattern,
@@ -17,6 +22,24 @@ from graphwright.patterns import (
 )
 
 __all__ = [
-    "Pattern", "block_local", "causal_full", "dilated", "document", "full", "patterns", "random_blocks",
-    "sliding_window", "sparsify", "star", "topk",
+    "Candidates",
+    "Drift",
+    "Pattern",
+    "Pruned",
+    "attend",
+    "block_local",
+    "causal_full",
+    "collect",
+    "dilated",
+    "document",
+    "drift",
+    "full",
+    "patterns",
+    "propose",
+    "prune",
+    "random_blocks",
+    "sliding_window",
+    "sparsify",
+    "star",
+    "topk",
 ]  # fmt: skip

@@ -61,7 +61,9 @@ def sparsify(
         for node, own in chosen.items():
             if id(own) not in tables:
                 each = f"{_module(p, node)}.pattern"
-                tables[id(own)] = _table(e, own, each if isinstance(pattern, Mapping) else name or own.name or "pattern")
+                tables[id(own)] = _table(
+                    e, own, each if isinstance(pattern, Mapping) else name or own.name or "pattern"
+                )
             _replace(e, node, own, tables[id(own)])
     return model
 

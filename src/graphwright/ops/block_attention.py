@@ -116,8 +116,8 @@ class BlockSdpa(Row):
 
     arity, attrs, algorithms = (4, 6), _ATTRS, _ALGORITHMS
     saves, results = Saves(inputs=(0, 1, 2, 3, 4, 5), outputs=(0, 1)), ("out", "lse")
-    traits, why = Traits(attention=True, table=3, amp="low", fixed=(3, 4, 5), contiguous=(3,)), _WHY
-    vm = forms.BLOCK_SDPA
+    traits = Traits(attention=True, table=3, amp="low", fixed=(3, 4, 5), contiguous=(3,))
+    why, vm = _WHY, forms.BLOCK_SDPA
 
     def infer(q, k, v, table, *extra, **attrs):
         _check(q, k, v, table, extra, attrs)
@@ -226,8 +226,8 @@ class BlockGateGradient(_Measure):
     """Gradients [n] of the gates of absent edges at 0: Σ e^(s - lse) (g·v - Σ g·out) over the pairs of each edge.
 
     Operands: q, k, v, the results out and lse of `block_sdpa`, the gradient of out, `pairs` int32 [n, 3] (plane, query
-    block, key block), the table. An edge would have the pairs that the pattern's rule allows; batch elements and the
-    heads of the plane are summed. The exponent is at most 60.
+    block, key block), the table. An edge would have the pairs that the pattern's rule allows or, if there are none, all
+    that causality allows; batch elements and the heads of the plane are summed. The exponent is at most 60.
     """
 
     arity = (8, 9)
