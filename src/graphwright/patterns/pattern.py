@@ -273,9 +273,7 @@ class Pattern:
         with self._transaction(why, author, nested=False):
             yield PatternEdit(self)
 
-    def _transaction(
-        self, why: str, author: str | None = None, nested: bool = True
-    ) -> AbstractContextManager[None]:
+    def _transaction(self, why: str, author: str | None = None, nested: bool = True) -> AbstractContextManager[None]:
         """Return a context that notes edits in one entry; a transaction inside another one is a part of it."""
         noting = self._noting(why, author, nested)
         return noting if self.owner is None else self._owned(self.owner, noting)
