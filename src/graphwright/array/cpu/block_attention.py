@@ -1,4 +1,4 @@
-"""Block-sparse attention over the edges of a pattern: one row of blocks at a time, all batch elements and heads at once.
+"""Block-sparse attention over a pattern's edges: one row of blocks at a time, all batch elements and heads at once.
 
 In float32 the VM's code runs where it is built (see `by_vm.py`), else these kernels, which are the slow reference too.
 """
@@ -194,14 +194,20 @@ def block_sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors
     return run
 
 
-@kernel("block_mass", needs=Needs(reads=(2,), allocates=True))
+@kernel("block_mass", lambda o, i, a: work_of(forms.BLOCK_MASS, o, i, a), needs=Needs(reads=(2,), allocates=True))
 def block_mass(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     (q, k, table, lse, *extra), (mass,) = ins, outs
     rows, largest = _Rows(q, k, table, extra, attrs), attrs["reduce"] == "max"
 
+    def check() -> None:
+        if (slots := rows.read().slots) > len(mass):
+            raise IndexError(f"the result is too small for the edges: expected {slots}, got {len(mass)}")
+
+    if (native := by_vm(forms.BLOCK_MASS, outs, ins, attrs, work, check)) is not None:
+        return native
+
     def run() -> None:
-        if rows.read().slots > len(mass):
-            raise IndexError(f"too small for the edges: expected {rows.read().slots}, got {len(mass)}")
+        check()
         mass.zero_()
         for r in rows.each():
             p, seen = rows.weights(r, lse), rows.apart(lse)[r.at] > -inf
@@ -211,10 +217,20 @@ def block_mass(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call
     return run
 
 
-@kernel("block_gate_gradient", needs=Needs(reads=(6, 7), allocates=True))
+@kernel(
+    "block_gate_gradient", lambda o, i, a: work_of(forms.BLOCK_GATE_GRADIENT, o, i, a),
+    needs=Needs(reads=(6, 7), allocates=True),
+)  # fmt: skip
 def block_gate_gradient(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     (q, k, v, out, lse, g, pairs, table, *extra), (result,) = ins, outs
     rows = _Rows(q, k, table, extra, attrs)
+
+    def check() -> None:
+        for pair in pairs.tolist():
+            rows.read().absent(*pair)
+
+    if (native := by_vm(forms.BLOCK_GATE_GRADIENT, outs, ins, attrs, work, check)) is not None:
+        return native
 
     def run() -> None:
         known = rows.read()
