@@ -157,6 +157,4 @@ def BLOCK_GATE_GRADIENT(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Ro
         return None
     more = [0, 0, 1, *[0] * 4, result.address, pairs.address, q.shape[0]]
     operands = {3: out, 4: g, 8: lse}
-    return _instruction(
-        Code.BLOCK_GATE_GRADIENT, pairs.shape[0], q, k, v, table, extra, attrs, operands, more
-    )
+    return _instruction(Code.BLOCK_GATE_GRADIENT, pairs.shape[0], q, k, v, table, extra, attrs, operands, more)
