@@ -23,7 +23,7 @@ LEVELS = [
     {"nn", "optim", "amp", "data", "distributions", "metrics"},
     {"models", "evolve"},
     {"surgery", "structure"},
-    {"experts", "lifecycle"},
+    {"attention", "experts", "lifecycle"},
     {"cli", "testing"},
     {"__init__", "__main__"},
 ]

@@ -116,7 +116,7 @@ def damage():
     yield "an unknown rule", facts(b'"kind":"dilated"', b'"kind":"diluted"')
     yield "an unknown schema", facts(b'"schema":1', b'"schema":9')
     yield "stride 0", facts(b'"stride":7', b'"stride":0')
-    yield "facts that are no JSON", swap("facts", 0, 0)
+    yield "facts that are not JSON", swap("facts", 0, 0)
     for name, array in edited().to_arrays().items():
         yield f"no {name}", drop(name)
         if len(array):
@@ -210,7 +210,7 @@ def test_flex_block_masks_round_trip(name, tokens):
     assert torch.allclose(theirs[:, :, rows], wanted[:, :, rows], atol=1e-5)
 
 
-def test_flex_masks_of_mask_mods_are_tabulated_or_said_to_be_lost():
+def test_flex_masks_of_mask_mods_are_tabulated_or_refused():
     pytest.importorskip("torch")
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
 
