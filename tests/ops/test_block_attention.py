@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphwright.array import from_numpy
+from graphwright.autograd import grad, tensor
 from graphwright.ops import call
+from graphwright.patterns import table as words
 
 Arrays = list[np.ndarray]
 
@@ -29,7 +31,10 @@ def dense(
     """Masked attention over all pairs, and the log-sum-exp; differentiable."""
     heads, (_, groups) = q.shape[1], k.shape[:2]
     k, v = (t.repeat_interleave(heads // groups, 1) for t in (k, v))
-    each = lambda t: torch.as_tensor(t).repeat_interleave(heads // pattern.planes, 0)
+
+    def each(t: Any) -> torch.Tensor:
+        return torch.as_tensor(t).repeat_interleave(heads // pattern.planes, 0)
+
     s = (q @ k.mT) * scale
     if softcap is not None:
         s = softcap * torch.tanh(s / softcap)
@@ -43,14 +48,15 @@ def dense(
             slots[p, i * b : (i + 1) * b, j * b : (j + 1) * b] = gate
         g = torch.cat([gates, torch.ones(1, dtype=gates.dtype)])[each(slots)]
     shown = mask if where == "weight" else mask & (g > 0)
-    base = s.masked_fill(~shown, -torch.inf).amax(-1, True).detach().clamp(min=-1e300)
+    base = s.masked_fill(~shown, -torch.inf).amax(-1, True).detach()
+    base = torch.where(base > -torch.inf, base, torch.inf)
     e = (s - base).masked_fill(~mask, -torch.inf).exp()
     e = e if where == "weight" else e * g
     whole = e.sum(-1, True)
     seen = whole > 0
     a = e / torch.where(seen, whole, 1.0)
     out = (a * g if where == "weight" else a) @ v
-    lse = torch.where(seen, base + torch.where(seen, whole, 1.0).log(), -torch.inf)
+    lse = torch.where(seen, torch.where(seen, base, 0.0) + torch.where(seen, whole, 1.0).log(), -torch.inf)
     return out, lse.squeeze(-1)
 
 
@@ -121,3 +127,75 @@ def test_it_equals_dense_masked_attention(case: tuple[Blocks, Arrays, dict[str, 
     wanted, wanted_grads = oracle(pattern, ins, attrs, g)
     check(results, wanted, 1e-10 if kind is np.float64 else 1e-5)
     check(grads, wanted_grads, 1e-10 if kind is np.float64 else 3e-5)
+
+
+def weights(pattern: Blocks, ins: Arrays, attrs: dict[str, Any]) -> torch.Tensor:
+    """The softmax weights [N, H, Tq, Tk], gates inside the softmax included."""
+    q, k, v, *gates = (torch.tensor(x) for x in ins)
+    rule = {key: attrs[key] for key in ("scale", "softcap", "where") if key in attrs}
+    one = torch.ones(*k.shape[:3], 1, dtype=k.dtype)
+    eye = torch.eye(k.shape[2], dtype=k.dtype).expand(*k.shape[:2], -1, -1)
+    if rule.get("where") == "weight":
+        gates = [torch.ones_like(gates[0])]
+    del v, one
+    return dense(q, k, eye, pattern, *gates, **rule)[0]
+
+
+@given(cases(), st.sampled_from([np.float64, np.float32]), st.sampled_from(["sum", "max"]))
+def test_the_mass_of_edges_is_that_of_the_dense_weights(case: Any, kind: type, reduce: str) -> None:
+    pattern, ins, attrs = case
+    q, k, v, *gates = (x.astype(kind) for x in ins)
+    lse = run("block_sdpa", q, k, v, pattern.words(), *gates, **attrs)[1]
+    slots = int(pattern.table[words.EDGE_SLOTS])
+    mass = run("block_mass", q, k, pattern.words(), lse, *gates, **attrs, edges=slots, reduce=reduce)
+    wanted, b, a = np.zeros(slots), pattern.block, weights(pattern, ins, attrs).numpy()
+    for p, i, j, _, _, edge in pattern.edges:
+        heads = a.shape[1] // pattern.planes
+        part = a[:, p * heads : (p + 1) * heads, i * b : (i + 1) * b]
+        each, seen = part[..., j * b : (j + 1) * b].sum(-1), part.sum(-1) > 0.5
+        wanted[pattern.slot(edge)] = each.max() if reduce == "max" else each.sum() / max(seen.sum(), 1)
+    np.testing.assert_allclose(mass, wanted, atol=1e-5 if kind is np.float32 else 1e-6)
+
+
+@given(cases(gated=False), st.sampled_from([np.float64, np.float32]), st.integers(0, 99))
+def test_the_gradient_of_an_absent_gate_is_that_of_an_edge_with_gate_0(case: Any, kind: type, seed: int) -> None:
+    pattern, ins, attrs = case
+    rng = np.random.default_rng(seed)
+    q, k, v = (x.astype(kind) for x in ins)
+    g = rng.normal(size=(*q.shape[:3], v.shape[3])).astype(kind)
+    out, lse = run("block_sdpa", q, k, v, pattern.words(), **attrs)
+    pairs = np.stack([rng.integers(0, n, 5) for n in (pattern.planes, pattern.nq, pattern.nk)], 1).astype(np.int32)
+    held = {edge[:3] for edge in pattern.edges}
+    pairs = np.array([p for p in dict.fromkeys(map(tuple, pairs.tolist())) if p not in held], np.int32).reshape(-1, 3)
+    found = run("block_gate_gradient", q, k, v, out, lse, g, pairs, pattern.words(), **attrs)
+    for n, pair in enumerate(pairs.tolist()):
+        pattern.add(*pair, gate=n)
+    gates = np.zeros(max(len(pairs), 1))
+    (_, wanted) = oracle(pattern, [*ins, gates], {**attrs, "where": "exp"}, g.astype(float))
+    most = np.abs(wanted[3]).max(initial=1.0)
+    np.testing.assert_allclose(found, wanted[3][: len(pairs)], atol=(1e-5 if kind is np.float32 else 1e-9) * most)
+
+
+@given(cases())
+def test_the_entropy_and_its_gradient(case: Any) -> None:
+    pattern, ins, attrs = case
+    q, k, v, *gates = (tensor(x, requires_grad=True) for x in ins)
+    table = tensor(pattern.words())
+    _, lse = call("block_sdpa", q, k, v, table, *gates, **attrs)
+    entropy = call("block_entropy", q, k, table, lse, *gates, **attrs)
+    g = np.random.default_rng(0).normal(size=entropy.shape)
+    leaves = [q, k, *(gates if attrs.get("where") == "exp" else [])]
+    grads = grad(entropy, leaves, [tensor(g)])
+    q, k, *inside = (torch.tensor(np.asarray(t.numpy()), requires_grad=True) for t in leaves)
+    rule = {key: attrs[key] for key in ("scale", "softcap") if key in attrs}
+    eye = torch.eye(k.shape[2], dtype=k.dtype).expand(*k.shape[:2], -1, -1)
+    a = dense(q, k, eye, pattern, *inside, **rule)[0]
+    wanted = -(a * torch.where(a > 0, a, 1.0).log()).sum(-1)
+    np.testing.assert_allclose(entropy.numpy(), wanted.detach().numpy(), atol=1e-10)
+    found = torch.autograd.grad(wanted, [q, k, *inside], torch.tensor(g), allow_unused=True)
+    for i, (x, y) in enumerate(zip(grads, found, strict=True)):
+        shown = np.zeros(x.shape) if y is None else y.numpy()
+        if i == 2:  # the slope at 0 is infinite
+            used = ins[3] > 0
+            x, shown = x.numpy()[used], shown[used]
+        np.testing.assert_allclose(np.asarray(x), shown, atol=1e-8 * max(1.0, np.abs(shown).max(initial=0.0)))

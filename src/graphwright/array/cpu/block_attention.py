@@ -13,8 +13,10 @@ import torch
 
 from graphwright.array.backend import Attrs, Call, Needs
 from graphwright.array.cpu.block_table import BlockRow, BlockTable
+from graphwright.array.cpu.by_vm import by_vm, work_of
 from graphwright.array.cpu.kernel import Tensors, kernel
 from graphwright.array.formulas.block_attention import FURTHEST, named, planes_of
+from graphwright.array.vm.encode import block_attention as forms
 
 
 class _Scores(NamedTuple):
@@ -102,6 +104,12 @@ class _Rows:
             power = torch.where(r.gate > 0, power, power.clamp(max=FURTHEST))
         return power.exp()
 
+    def logs(self, r: _Scores, lse: torch.Tensor) -> torch.Tensor:
+        """Return the logarithms of the softmax weights of a row, -inf where a pair is not allowed or its gate is 0."""
+        base = self.apart(lse)[r.at].unsqueeze(-1)
+        power = r.s - torch.where(base > -inf, base, inf)
+        return power + r.gate.clamp(min=0).log() if r.gate is not None and self.inside else power
+
     def weights(self, r: _Scores, lse: torch.Tensor) -> torch.Tensor:
         """Return the softmax weights of a row, gates inside the softmax included."""
         e = self.raised(r, lse)
@@ -116,10 +124,12 @@ def _over(edges: list[tuple[int, int, int]], t: torch.Tensor) -> list[torch.Tens
 _NEEDS = Needs(reads=(3,), allocates=True)
 
 
-@kernel("block_sdpa", needs=_NEEDS)
+@kernel("block_sdpa", lambda o, i, a: work_of(forms.BLOCK_SDPA, o, i, a), needs=_NEEDS)
 def block_sdpa(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     q, k, v, table, *extra = ins
     rows, (out, lse) = _Rows(q, k, table, extra, attrs), outs
+    if (native := by_vm(forms.BLOCK_SDPA, outs, ins, attrs, work, rows.read)) is not None:
+        return native
     outs_apart, sums = rows.apart(out), rows.apart(lse)
 
     def run() -> None:
@@ -143,10 +153,14 @@ def block_sdpa(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call
     return run
 
 
-@kernel("block_sdpa_backward", needs=_NEEDS)
+@kernel(
+    "block_sdpa_backward", lambda o, i, a: work_of(forms.BLOCK_SDPA_BACKWARD, o, i, a), needs=_NEEDS
+)  # fmt: skip
 def block_sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     (q, k, v, table, *extra), (out, lse, g) = ins[:-3], ins[-3:]
     rows = _Rows(q, k, table, extra, attrs)
+    if (native := by_vm(forms.BLOCK_SDPA_BACKWARD, outs, ins, attrs, work, rows.read)) is not None:
+        return native
     gradients = rows.apart(g)
     results = rows.apart(out)
     lse_slope = None if (given := rows.extra.get("lse_grad")) is None else rows.apart(given)
@@ -176,5 +190,86 @@ def block_sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors
             sums[1][:, r.heads, r.row.keys] += (ds.mT @ r.q).sum(2)
         for to, total in zip(outs, sums, strict=True):
             to.copy_(total)
+
+    return run
+
+
+@kernel("block_mass", needs=Needs(reads=(2,), allocates=True))
+def block_mass(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    (q, k, table, lse, *extra), (mass,) = ins, outs
+    rows, largest = _Rows(q, k, table, extra, attrs), attrs["reduce"] == "max"
+
+    def run() -> None:
+        if rows.read().slots > len(mass):
+            raise IndexError(f"too small for the edges: expected {rows.read().slots}, got {len(mass)}")
+        mass.zero_()
+        for r in rows.each():
+            p, seen = rows.weights(r, lse), rows.apart(lse)[r.at] > -inf
+            for (edge, _, _), found in zip(r.row.edges, _over(r.row.edges, p), strict=True):
+                mass[edge] = found.max() if largest else found.sum() / seen.sum().clamp(min=1)
+
+    return run
+
+
+@kernel("block_gate_gradient", needs=Needs(reads=(6, 7), allocates=True))
+def block_gate_gradient(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    (q, k, v, out, lse, g, pairs, table, *extra), (result,) = ins, outs
+    rows = _Rows(q, k, table, extra, attrs)
+
+    def run() -> None:
+        known = rows.read()
+        for n, (plane, query, key) in enumerate(pairs.tolist()):
+            row = known.absent(plane, query, key)
+            r = rows.scores(row)._replace(gate=None)
+            up, values = rows.apart(g)[r.at].to(rows.wide), v[:, r.heads, row.keys].to(rows.wide).unsqueeze(2)
+            less = (up * rows.apart(out)[r.at].to(rows.wide)).sum(-1, True)
+            base = rows.apart(lse)[r.at].unsqueeze(-1)
+            e = (r.s - torch.where(base > -inf, base, inf)).clamp(max=FURTHEST).exp()
+            result[n] = (e * (up @ values.mT - less)).sum()
+
+    return run
+
+
+@kernel("block_entropy", needs=Needs(reads=(2,), allocates=True))
+def block_entropy(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    (q, k, table, lse, *extra), (entropy,) = ins, outs
+    rows = _Rows(q, k, table, extra, attrs)
+
+    def run() -> None:
+        for r in rows.each():
+            logs = rows.logs(r, lse)
+            rows.apart(entropy)[r.at] = -(logs.exp() * logs.clamp(min=_LOWEST)).sum(-1).to(entropy.dtype)
+
+    return run
+
+
+_LOWEST = -1e30
+"""Stands for the logarithm of 0, so that 0·ln 0 is 0."""
+
+
+@kernel("block_entropy_backward", needs=Needs(reads=(2,), allocates=True))
+def block_entropy_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    (q, k, table, lse, *extra), g = ins[:-2], ins[-1]
+    rows = _Rows(q, k, table, extra, attrs)
+
+    def run() -> None:
+        sums = [torch.zeros(t.shape, dtype=rows.wide) for t in outs]
+        dq = rows.apart(sums[0])
+        slopes = rows.apart(outs[2])
+        for r in rows.each():
+            logs, up = rows.logs(r, lse), rows.apart(g)[r.at].to(rows.wide).unsqueeze(-1)
+            change, p = -(logs.clamp(min=_LOWEST) + 1) * up, logs.exp()
+            slopes[r.at] = -(p * change).sum(-1).to(lse.dtype)
+            if r.gate is not None and rows.inside:
+                each = torch.where(r.gate > 0, p * change / r.gate, 0.0).sum((0, 1, 2, 3))
+                for slot, value in zip(r.row.gates, _over(r.row.edges, each), strict=True):
+                    if slot >= 0:
+                        sums[3][slot] += value
+            ds = p * change * r.slope
+            dq[r.at] = ds @ r.k
+            sums[1][:, r.heads, r.row.keys] += (ds.mT @ r.q).sum(2)
+        for i, (to, total) in enumerate(zip(outs, sums, strict=True)):
+            if i != 2:
+                to.copy_(total)
 
     return run

@@ -53,13 +53,13 @@ class BlockTable:
         if len(w) != words.WORDS or w[words.MAGIC] != words.SIGNATURE:
             raise IndexError(f"not the table of a pattern: expected {words.WORDS} words of one, got {w[:4]}")
         self.words, self.block, self.planes, self.gates = w, w[words.BLOCK], w[words.PLANES], w[words.GATES]
+        self.slots = w[words.EDGE_SLOTS]
         self.shift = 0 if q_start is None else q_start - w[words.QSTART]
         if self.shift < 0 or self.shift + queries > w[words.TQ] or (q_start is None and keys > w[words.TK]):
             expected = f"queries within 0 to {w[words.TQ]} and at most {w[words.TK]} keys"
             got = f"queries {self.shift} to {self.shift + queries}, {keys} keys"
             raise IndexError(f"the operands are longer than the pattern: expected {expected}, got {got}")
         self.queries, self.keys = queries, min(keys, w[words.TK])
-        self.rule = bool(w[words.CAUSAL] or w[words.WINDOW] or w[words.SEG_Q])
 
     def rows(self) -> Iterator[BlockRow]:
         """Yield the rows of blocks of all planes; rows without edges too."""
@@ -109,6 +109,21 @@ class BlockTable:
             )
             mask &= rows.unsqueeze(1) == columns
         return mask
+
+    def absent(self, plane: int, query: int, key: int) -> BlockRow:
+        """Return the row of one pair of blocks, connected or not, with the pairs that the pattern's rule allows.
+
+        Raises: IndexError if there are no such blocks.
+        """
+        w = self.words
+        counts = (self.planes, w[words.NQ], w[words.NK])
+        if not all(0 <= i < n for i, n in zip((plane, query, key), counts, strict=True)):
+            raise IndexError(f"no such pair of blocks: expected (plane, query, key) below {counts}, "
+                             f"got {(plane, query, key)}")  # fmt: skip
+        queries, (begin, end) = self.span(query), self.key_span(key)
+        queries = slice(queries.start, max(queries.start, queries.stop))
+        mask = self.allowed(queries, begin, end)
+        return BlockRow(plane, queries, torch.arange(begin, end), mask, [(-1, 0, end - begin)], [-1])
 
     def _masked(self, edge: int, i: int, queries: slice, begin: int, end: int) -> torch.Tensor | None:
         """Return the pairs that an edge allows, bool [R, K]; None for all."""

@@ -9,6 +9,12 @@ from graphwright.array.formulas.experts import Choice
 
 ALGORITHMS = ("block", "dense", "reference")
 """Values of the attribute `algorithm` other than "auto"."""
+FEW = 3
+"""The most queries of a block that are multiplied by each key on its own, not as a tile."""
+PACKED = 16
+"""The number of queries from which on keys are packed."""
+PARTS = 8
+"""Heads, or parts of their queries, among which gradients are shared."""
 FURTHEST = 60.0
 """The largest exponent score - log-sum-exp of a pair with gate 0, whose score may exceed every score in the sum."""
 

@@ -42,14 +42,14 @@ _SAVED, _MOST = STRIPS, 4 * DEPTH * BLOCK // (_SIDE * _LINE)
 
 
 @native
-def _operand(row: Any, index: Any, batch: Any, head: Any) -> Any:
+def operand(row: Any, index: Any, batch: Any, head: Any) -> Any:
     """Return the address of the first position of operand `index`, such as q or k, for a batch element and head."""
     at = row + BYTES + 32 * index
     return vec.load_i64(at) + batch * vec.load_i64(at + 8) + head * vec.load_i64(at + 16)
 
 
 @native
-def _step(row: Any, index: Any) -> Any:
+def step_of(row: Any, index: Any) -> Any:
     """Return the stride in bytes between positions of operand `index`."""
     return vec.load_i64(row + BYTES + 32 * index + 24)
 
@@ -90,7 +90,7 @@ def _block(row: Any, t: Any) -> Any:
 @native
 def _scores(row: Any, at: Any, q: Any, k: Any, rows: Any, keys: Any, scratch: Any) -> None:
     """Write the unscaled scores q·kᵀ of a block of queries and a block of keys to address `at`."""
-    gemm(q, _step(row, 0), 4, k, 4, _step(row, 1), at, _LINE, rows, keys, cell(row, 7), 0, 0, scratch)
+    gemm(q, step_of(row, 0), 4, k, 4, step_of(row, 1), at, _LINE, rows, keys, cell(row, 7), 0, 0, scratch)
 
 
 @native
@@ -182,22 +182,22 @@ def _fresh(scratch: Any) -> None:
 def attend(row: Any, scratch: Any) -> Any:
     """softmax(scale·q·kᵀ over the visible keys)·v; 0 for a query that sees no key."""
     heads, groups, queries, keys_all, wide = cell(row, 3), cell(row, 4), cell(row, 5), cell(row, 6), cell(row, 8)
-    step_v, step_o = _step(row, 2), _step(row, 3)
+    step_v, step_o = step_of(row, 2), step_of(row, 3)
     for unit in range(cell(row, 1), cell(row, 1) + cell(row, 2)):
         batch, head = unit // heads, unit % heads
         group = head // (heads // groups)
-        q, k = _operand(row, 0, batch, head), _operand(row, 1, batch, group)
-        v, out = _operand(row, 2, batch, group), _operand(row, 3, batch, head)
+        q, k = operand(row, 0, batch, head), operand(row, 1, batch, group)
+        v, out = operand(row, 2, batch, group), operand(row, 3, batch, head)
         for i in range(0, queries, _SIDE):
             rows = min(_SIDE, queries - i)
-            at_q, at_o = q + i * _step(row, 0), out + i * step_o
+            at_q, at_o = q + i * step_of(row, 0), out + i * step_o
             _fresh(scratch)
             _cleared(at_o, step_o, rows, wide)
             begin, end = _blocks(row, i, rows)
             for t in range(begin, end):
                 j = _block(row, t)
                 keys = min(_SIDE, keys_all - j)
-                _scores(row, scratch + _SCORES, at_q, k + j * _step(row, 1), rows, keys, scratch)
+                _scores(row, scratch + _SCORES, at_q, k + j * step_of(row, 1), rows, keys, scratch)
                 _bounded(row, scratch + _SCORES, scratch, batch, i, j, rows, keys)
                 _raised(scratch + _SCORES, scratch, rows, keys, True)
                 if t > begin:
@@ -243,20 +243,20 @@ def attend_backward(row: Any, scratch: Any) -> Any:
     """
     heads, groups, queries, keys_all = cell(row, 3), cell(row, 4), cell(row, 5), cell(row, 6)
     deep, wide, scale = cell(row, 7), cell(row, 8), vec.splat(F(number(row, 9)))
-    sq, sk, sv, so = _step(row, 0), _step(row, 1), _step(row, 2), _step(row, 3)
-    sg, tq, tk, tv = _step(row, 4), _step(row, 5), _step(row, 6), _step(row, 7)
+    sq, sk, sv, so = step_of(row, 0), step_of(row, 1), step_of(row, 2), step_of(row, 3)
+    sg, tq, tk, tv = step_of(row, 4), step_of(row, 5), step_of(row, 6), step_of(row, 7)
     share = heads // groups
     for unit in range(cell(row, 1), cell(row, 1) + cell(row, 2)):
         batch, group = unit // groups, unit % groups
-        k, v = _operand(row, 1, batch, group), _operand(row, 2, batch, group)
-        dk, dv = _operand(row, 6, batch, group), _operand(row, 7, batch, group)
+        k, v = operand(row, 1, batch, group), operand(row, 2, batch, group)
+        dk, dv = operand(row, 6, batch, group), operand(row, 7, batch, group)
         _cleared(dk, tk, keys_all, deep)
         _cleared(dv, tv, keys_all, wide)
         for head in range(group * share, (group + 1) * share):
             for i in range(0, queries, _SIDE):
                 rows = min(_SIDE, queries - i)
-                q, out = _operand(row, 0, batch, head) + i * sq, _operand(row, 3, batch, head) + i * so
-                g, dq = _operand(row, 4, batch, head) + i * sg, _operand(row, 5, batch, head) + i * tq
+                q, out = operand(row, 0, batch, head) + i * sq, operand(row, 3, batch, head) + i * so
+                g, dq = operand(row, 4, batch, head) + i * sg, operand(row, 5, batch, head) + i * tq
                 _cleared(dq, tq, rows, deep)
                 _fresh(scratch)
                 begin, end = _blocks(row, i, rows)

@@ -47,6 +47,8 @@ Code = IntEnum("Code", [
     "SAMPLE_TOKEN",
     # mixtures of experts
     "TOPK", "DISPATCH", "EXPERT_RUNS", "EXPERTS", "EXPERTS_BACKWARD", "EXPERT_PROBE",
+    # block-sparse attention
+    "BLOCK_PACK", "BLOCK_ATTEND", "BLOCK_ATTEND_BACKWARD",
     # control
     "LOOP", "SHARED",
 ], start=0)  # fmt: skip

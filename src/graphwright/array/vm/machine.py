@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 
 from graphwright import native
 from graphwright.array import formulas
-from graphwright.array.vm import attention, experts, optimizers, rows, sampling  # noqa: F401 (enter their loops)
+from graphwright.array.vm import attention, block_attention, experts, optimizers, rows, sampling  # noqa: F401 (enter their loops)
 from graphwright.array.vm import sharing as at
 from graphwright.array.vm import vector as vec
 from graphwright.array.vm.code import BYTES, Code
@@ -26,7 +26,7 @@ from graphwright.array.vm.elementwise import LOOPS, cell
 from graphwright.builds import Part
 from graphwright.native import cfunc, marker, source_hash
 
-GROUPS = ("attention", "elementwise", "experts", "optimizers", "products", "rows", "sampling")
+GROUPS = ("attention", "block_attention", "elementwise", "experts", "optimizers", "products", "rows", "sampling")
 """The modules of the loops, those that take longest to compile first."""
 INSIDE = GROUPS.index("elementwise")  # its loops are part of the machine
 _FAR = ir.FunctionType(vec.I64, [vec.I64] * 4)

@@ -22,7 +22,10 @@ SPLIT_FROM = 100_000
 _TICKET = 25_000  # nanoseconds; a short ticket limits the wait for a thread that was interrupted
 _MOST = 32
 _SIDE = 96  # the least rows or columns of a product's ticket
-_TABLES: dict[int, int] = {Code.ATTEND: 1, Code.ATTEND_BACKWARD: 2, Code.ATTEND_CACHED: 1}
+_TABLES: dict[int, int] = {
+    **{Code.ATTEND: 1, Code.ATTEND_BACKWARD: 2, Code.ATTEND_CACHED: 1},
+    **{Code.BLOCK_PACK: 0, Code.BLOCK_ATTEND: 3, Code.BLOCK_ATTEND_BACKWARD: 3},
+}
 """Opcode -> number of rows of operands that follow the instruction."""
 
 
@@ -159,6 +162,11 @@ def _nanoseconds(unit: list[vm.Row]) -> float:
         return 20 + row[2] * row[3] * each
     if row[0] == Code.ATTEND_CACHED:  # as if the cache were full
         return 20 + row[2] * row[9] * unit[1][6] * (row[10] + row[11]) / 20
+    if row[0] == Code.BLOCK_PACK:
+        return 20 + row[2] * row[5] * 8
+    if row[0] in (Code.BLOCK_ATTEND, Code.BLOCK_ATTEND_BACKWARD):  # as if half of all pairs were connected
+        queries = 64 * row[2] if row[0] == Code.BLOCK_ATTEND else 5 * row[2] * row[5] * row[3] // row[4]
+        return 20 + queries * row[6] * (row[7] + row[8]) / 120
     if row[0] in _TABLES:  # multiplications of a unit, half of them masked if causal
         each = row[5] * row[6] * (row[7] + row[8]) * (1 if row[0] == Code.ATTEND else 3 * row[3] // row[4])
         return row[2] * each / (120 if row[11] else 60)
