@@ -49,7 +49,16 @@ class PatternDigest:
         """The hash of the pattern: sha256 of shape, base rule, segments and sums, in hexadecimal digits."""
         p = self._pattern
         base, frame = p.base, p.frame
-        facts = (frame.queries, frame.keys, frame.block, frame.q_start, p.planes, base.causal, base.window, base.symmetric)
+        facts = (
+            frame.queries,
+            frame.keys,
+            frame.block,
+            frame.q_start,
+            p.planes,
+            base.causal,
+            base.window,
+            base.symmetric,
+        )
         state = sha256(repr(facts).encode() + self._sums.tobytes())
         if base.segments is not None:
             state.update(base.segments.q.tobytes() + base.segments.k.tobytes())
