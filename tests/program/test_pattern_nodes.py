@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from pattern_programs import KEY, dense, inputs, program_of
 
 import graphwright as gw
-from graphwright.errors import UsageError
+from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import EditBusy
-from graphwright.patterns import Pattern, causal_full, sliding_window
+from graphwright.patterns import Pattern, PatternShape, causal_full, sliding_window
 from graphwright.program.errors import ProgramFileError, SpecMismatch
 from graphwright.program.pattern_digest import PatternDigest
 from graphwright.program.patterns import PatternVariable
@@ -382,3 +382,17 @@ def test_an_edit_waits_for_the_run_and_gives_up() -> None:
     assert not pattern.has(4, 0)
     pattern.connect(4, 0)
     assert len(p.journal) == 1
+
+
+def test_a_run_longer_than_the_pattern_is_refused_and_extend_admits_it() -> None:
+    p = program_of(sliding_window(40, 8, block=8))
+    x = inputs(64)
+    plan = p.compile(x=x.shape)
+    with pytest.raises(PatternShape, match=r"layers\.0\.attention: queries or keys are longer"):
+        plan({"x": x})
+    with pytest.raises(GraphwrightError, match="longer than the pattern"):
+        p.run(x=x)
+    p.patterns[KEY].extend(64)
+    np.testing.assert_allclose(np.asarray(plan({"x": x})["y"]), dense(p, x, p.patterns[KEY].to_dense()), atol=2e-5)
+    assert plan.fresh
+    assert p.journal[-1].why == "extend to 64 x 64 tokens"

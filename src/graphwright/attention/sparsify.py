@@ -36,7 +36,7 @@ def sparsify(
     """Replace dense attention by attention over the edges of a pattern, in one edit; return the model.
 
     The window of the attention no longer counts. The pattern belongs to the program from then on: its edits are
-    entries of the journal, and change the next run without a new plan. `program.undo()` brings back the dense attention.
+    entries of the journal, and change the next run without a new plan. `program.undo()` restores the dense attention.
 
     Args:
         model: a model or program.
@@ -60,10 +60,8 @@ def sparsify(
         tables: dict[int, Value] = {}
         for node, own in chosen.items():
             if id(own) not in tables:
-                each = f"{_module(p, node)}.pattern"
-                tables[id(own)] = _table(
-                    e, own, each if isinstance(pattern, Mapping) else name or own.name or "pattern"
-                )
+                path = f"{_module(p, node)}.pattern" if isinstance(pattern, Mapping) else name or own.name or "pattern"
+                tables[id(own)] = _table(e, own, path)
             _replace(e, node, own, tables[id(own)])
     return model
 
@@ -111,8 +109,9 @@ def _own(p: Program, node: NodeId, made: Mapping[str, Pattern]) -> Pattern:
     """Return the pattern of an attention from those by path. Raises: UsageError unless there is exactly one."""
     found = {path: own for path, own in made.items() if p.path(node) == path or p.path(node).startswith(f"{path}.")}
     if len(found) != 1:
-        raise UsageError("an attention needs one pattern", where=p.path(node), expected="its path, or that of its module",
-                         got=", ".join(found) or f"patterns of {', '.join(made)}")  # fmt: skip
+        got = ", ".join(found) or f"patterns of {', '.join(made)}"
+        raise UsageError("an attention needs one pattern", where=p.path(node), got=got,
+                         expected="its path, or that of its module")  # fmt: skip
     return next(iter(found.values()))
 
 

@@ -49,7 +49,7 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class PatternRow:
-    """One attention pattern: key, numbers of queries and keys, block size, planes, edges, readers, share of the pairs."""
+    """One attention pattern: key, queries and keys, block size, planes, edges, readers, share of the pairs."""
 
     key: str
     tokens: tuple[int, int]

@@ -1,8 +1,8 @@
 """Hashes of an attention pattern that follow its edits: the work of an edit does not depend on the number of edges.
 
-An edge has one digest for its blocks, kind and mask, one for its gate and one for its pin. The hash of a pattern is that
-of their sums and of the shape and base rule; a query block has the sum of its own. Handles, positions in lists, scores
-and birth steps are left out, so patterns with equal edges have equal hashes, whatever their history.
+An edge has one digest for its blocks, kind and mask, one for its gate and one for its pin. The hash of a pattern is
+that of their sums and of the shape and base rule; a query block has the sum of its own. Handles, positions in lists,
+scores and birth steps are left out, so patterns with equal edges have equal hashes, whatever their history.
 """
 
 from __future__ import annotations
