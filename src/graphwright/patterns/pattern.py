@@ -81,7 +81,7 @@ class Pattern:
         self.base = Position(bool(causal), window, bool(symmetric), as_segments(segments, self.frame))
         self.planes, self.name = int(planes), name
         self.rule: Rule | None = None
-        self.version, self.gates = 0, 0
+        self.version, self._gates = 0, 0
         self.steps = 0
         """Number of steps that the pattern has taken; `birth` of an edge is their number when it was connected."""
         self.lookups: list[int] | None = [0] if debug_counters else None
@@ -166,9 +166,18 @@ class Pattern:
         t[table.QSTART : table.SYMMETRIC + 1] = frame.q_start, base.causal, base.window or 0, base.symmetric
         segments = base.segments
         t[table.SEG_Q], t[table.SEG_K] = (0, 0) if segments is None else (address(segments.q), address(segments.k))
-        t[table.BUCKET], t[table.GATES] = BUCKET, self.gates
+        t[table.BUCKET], t[table.GATES] = BUCKET, self._gates
         t[table.ROW_STRIDE], t[table.COL_STRIDE] = self.query_nodes.shape[1], self.key_nodes.shape[1]
         edits.count(self)
+
+    @property
+    def gates(self) -> int:
+        """Size of the vector of gates that the column `gate` of edges refers to."""
+        return self._gates
+
+    @gates.setter
+    def gates(self, count: int) -> None:
+        self._gates = self._words[table.GATES] = count
 
     def reading(self) -> AbstractContextManager[None]:
         """Return a context for a run: edits wait until it ends, runs of several threads may overlap.
