@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from graphwright.array import DType, float32, from_numpy, int64
+from graphwright.attention.native_sparse import NativeSparse, SparseAttention
 from graphwright.autograd import Tensor, arange, cat, no_grad, ones, zeros
 from graphwright.errors import ShapeError, UsageError
-from graphwright.attention.native_sparse import NativeSparse, SparseAttention
 from graphwright.nn.functional import attention
 from graphwright.nn.module import Buffer, Module
 from graphwright.ops import call
+
+
+def _state(shape: tuple[int, ...], value: float, dtype: DType = float32) -> Buffer:
+    return Buffer(from_numpy(np.full(shape, value, dtype.numpy)), persistent=False)
 
 
 class NativeSparseDecoder(Module):
@@ -36,18 +43,17 @@ class NativeSparseDecoder(Module):
         windows = max((capacity - attention.summary) // attention.stride + 1, 1)
 
         def state(count: int) -> Buffer:
-            data = zeros(*lead, count, width, dtype=attention.q.weight.dtype).data
-            return Buffer(data.copy(), persistent=False)
+            return _state((*lead, count, width), 0.0, attention.q.weight.dtype)
 
         caches = 1 if attention.shared_kv else 2
-        self.length = Buffer(zeros((), dtype="int64").data.copy(), persistent=False)
+        self.length = _state((), 0, int64)
         self.keys, self.values = ([state(capacity) for _ in range(caches)] for _ in range(2))
         self.recent = [state(attention.summary) for _ in range(2)]
         self.summaries = [state(windows) for _ in range(2)]
         self.pending = self.pending_mod = None
         if attention.granularity == "tile":
-            self.pending = Buffer(zeros(*lead, 1, self.blocks).data.copy(), persistent=False)
-            self.pending_mod = Buffer(ones(batch, 1, 1, 1).data.copy(), persistent=False)
+            self.pending = _state((*lead, 1, self.blocks), 0.0)
+            self.pending_mod = _state((batch, 1, 1, 1), 1.0)
 
     def reset(self) -> None:
         """Begin new sequences."""

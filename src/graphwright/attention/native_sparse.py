@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import expm1, log
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from graphwright.errors import ShapeError, UsageError
 from graphwright.nn import initial
 from graphwright.nn.functional import attention
 from graphwright.nn.layers import Linear
-from graphwright.nn.module import Buffer, Module
+from graphwright.nn.module import Module
 from graphwright.nn.transformer import RotaryEmbedding
 from graphwright.ops import call
 
@@ -203,7 +203,7 @@ class NativeSparse(Module):
             m.weight.assign(m.weight.detach() * qk_gain)
         self.mix = linear(dim, len(BRANCHES) * heads, "mix", bias=True)
         assert self.mix.bias is not None
-        self.mix.bias.assign(Tensor(from_numpy(np.repeat(np.float32(FIRST_BIASES), heads))))
+        self.mix.bias.assign(Tensor(from_numpy(np.repeat(np.array(FIRST_BIASES, np.float32), heads))))
         self.out = linear(heads * self.head_dim, dim, "out")
         made = (name and f"{name}compress_{kind}." for kind in "kv")
         self.compress_k, self.compress_v = (
