@@ -362,9 +362,10 @@ class NativeSparse(Module):
     def _selected(self, q: Tensor, k: Tensor, v: Tensor, choice: Choice, *start: Tensor) -> Tensor:
         """Attend over the chosen blocks [B, H, T, d]; `start` is the position of the first query, if it is not 0."""
         tile = self.block if self.granularity == "tile" and not start else 1
-        options = {"scale": self.head_dim**-0.5, "block": self.block, "tile": tile}
-        extra = ("q_start",) if start else ()
-        return call("sdpa_selected", q, k, v, choice.blocks, choice.gates, *start, **options, optional=extra)
+        return call(
+            "sdpa_selected", q, k, v, choice.blocks, choice.gates, *start, scale=self.head_dim**-0.5, block=self.block,
+            tile=tile, optional=("q_start",) if start else (),
+        )  # fmt: skip
 
     def _mixed(self, x: Tensor, branches: tuple[Tensor, Tensor, Tensor], choice: Choice) -> SparseAttention:
         made = call("unflatten", self.mix(x), axis=2, sizes=(len(BRANCHES), self.heads)).sigmoid()
