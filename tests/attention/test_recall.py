@@ -93,16 +93,14 @@ def test_the_number_of_blocks_follows_the_entropy_of_the_scores() -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("direction", ["falls", "rises"])
 def test_a_multiplier_driven_by_the_loss_closes_nothing(direction: str) -> None:
-    """As the loss falls, τ is multiplied by less than 1e-3 or more than 1e3 before the clip to ½ .. 2."""
+    """τ is multiplied by the loss relative to the first one, or by its inverse, clipped to ½ .. 2."""
     recall = task(**SMALL)
-    drive = (
-        (lambda first, loss: loss / first) if direction == "falls" else (lambda first, loss: first / max(loss, 1e-9))
-    )
-    model, right = trained(recall, 2000, drive)
+    falls = direction == "falls"
+    model, right = trained(recall, 2000, lambda first, loss: loss / first if falls else first / max(loss, 1e-9))
     assert right > 0.8
     tokens, _ = recall.batch(np.random.default_rng(99))
     x = model.key(gw.tensor(tokens[:, :, 0])) + model.value(gw.tensor(tokens[:, :, 1]))
-    extreme = gw.tensor(np.full(tokens.shape[:2], 0.0 if direction == "falls" else 1e9, np.float32))
+    extreme = gw.tensor(np.full(tokens.shape[:2], 0.0 if falls else 1e9, np.float32))
     choice = model.eval().attn.attend(model.norm(x), extreme).choice
     assert choice.taken.numpy()[:, :, -recall.ASKED :].mean() > 0.2
     assert functional.softplus(model.attn.psi).numpy().max() < 2.0
