@@ -38,6 +38,7 @@ def test_a_short_task_is_learned_by_the_threshold_alone(seed: int) -> None:
 
 
 @pytest.mark.deep
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(5))
 def test_associative_recall(seed: int) -> None:
     recall = task()
@@ -75,6 +76,7 @@ def trained(recall: SimpleNamespace, steps: int, mod: Any = None) -> tuple[Any, 
 
 
 @pytest.mark.deep
+@pytest.mark.timeout(900)
 def test_the_number_of_blocks_follows_the_entropy_of_the_scores() -> None:
     recall = task()
     model, right = trained(recall, 1500)
@@ -91,6 +93,7 @@ def test_the_number_of_blocks_follows_the_entropy_of_the_scores() -> None:
 
 
 @pytest.mark.deep
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("direction", ["falls", "rises"])
 def test_a_multiplier_driven_by_the_loss_closes_nothing(direction: str) -> None:
     """τ is multiplied by the loss relative to the first one, or by its inverse, clipped to ½ .. 2."""
