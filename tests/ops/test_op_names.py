@@ -29,6 +29,7 @@ OTHER: dict[str, set[str]] = {
     "array/formulas/gates.py": {"GATE_KINDS"},
     "attention/decoding.py": {"attention.granularity"},
     "attention/native_sparse.py": {"self.granularity"},
+    "attention/selected_pattern.py": {"attention.granularity"},
     "cli/demo.py": {"preferences"},  # of an export
     "cli/evolve.py": {"b.mutation"},
     "data/grids.py": {"KINDS"},  # of tasks

@@ -254,6 +254,13 @@ class NativeSparse(Module):
         q = self._split(self.q(x), self.heads)
         return q, [self._split(k(x), self.kv_heads) for k in self.k], [self._split(v(x), self.kv_heads) for v in self.v]
 
+    def _selected_operands(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rotated q [B, H, T, d], and rotated k and v of the selected branch [B, G, T, d]."""
+        q, keys, values = self._projected(x)
+        cos, sin = self.rope(arange(x.shape[1])[None])
+        own = 0 if self.shared_kv else 1
+        return self.rope.rotate(q, cos, sin), self.rope.rotate(keys[own], cos, sin), values[own]
+
     def _split(self, t: Tensor, heads: int) -> Tensor:
         return call("unflatten", t, axis=2, sizes=(heads, self.head_dim)).permute(0, 2, 1, 3)
 
