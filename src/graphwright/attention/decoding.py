@@ -77,6 +77,43 @@ class NativeSparseDecoder(Module):
         with no_grad():
             return self._attend(x, mod)
 
+    def prefill(self, x: Tensor, mod: Tensor | None = None) -> Tensor:
+        """Attend within prompts x [B, T, dim], from the first token on, in one pass, and store their states.
+
+        Raises: ShapeError unless 1 <= T <= capacity.
+        """
+        a, time = self.attention, x.shape[1] if len(x.shape) == 3 else 0
+        if x.shape[0] != self.batch or not 1 <= time <= self.capacity:
+            expected = f"x [{self.batch}, 1 to {self.capacity}, dim]"
+            raise ShapeError("invalid prompt of a decoder", expected=expected, got=f"x {x.shape}")
+        self.reset()
+        with no_grad():
+            made = a.attend(x, mod)
+            q, keys, values = a._projected(x)
+            cos, sin = a.rope(arange(time)[None])
+            q, rotated = a.rope.rotate(q, cos, sin), [a.rope.rotate(k, cos, sin) for k in keys]
+            start, summaries = zeros((), dtype="int64"), a._summaries(keys[0], values[0])
+            for states, new in ((self.keys, rotated), (self.values, values)):
+                for state, i in zip(states, (0,) if a.shared_kv else (1, 2), strict=True):
+                    state.assign(call("kv_append", state, new[i], start))
+            for state, new in zip(self.recent, (keys[0], values[0]), strict=True):
+                missing = max(a.summary - time, 0)
+                last = call("slice", new, axis=2, start=max(time - a.summary, 0), size=a.summary - missing)
+                state.assign(call("pad", last, widths=((missing, 0), (0, 0))))
+            for state, new in zip(self.summaries, summaries, strict=True):
+                state.assign(call("kv_append", state, new, start))
+            at = time // a.block * a.block - 1
+            if self.pending is not None and self.pending_mod is not None and at >= 0:
+                query = call("slice", q, axis=2, start=at, size=1)
+                _, shares = a._compressed(query, summaries, arange(at, at + 1))
+                count = self.summaries[0].shape[2]
+                shares = call("pad", shares, widths=((0, count - shares.shape[3]),))
+                self.pending.assign(a._importance(shares, self.blocks).to(self.pending.dtype))
+                if mod is not None:
+                    self.pending_mod.assign(mod[:, at].reshape(self.batch, 1, 1, 1).to(self.pending_mod.dtype))
+            self.length.assign(start + time)
+        return made.out
+
     def _attend(self, x: Tensor, mod: Tensor | None) -> SparseAttention:
         a, start = self.attention, self.length
         position = start.reshape(1)
