@@ -24,9 +24,9 @@ def batch(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Return tokens int64 [B, T, 2] (key, value: 0 for none, VALUES + 1 asks), and the answers int64 [B, ASKED]."""
     tokens, answers = np.zeros((BATCH, TOKENS, 2), np.int64), np.zeros((BATCH, ASKED), np.int64)
     for row in range(BATCH):
-        places = rng.permutation(TOKENS - ASKED - WINDOW)[:KEYS]
+        indices = rng.permutation(TOKENS - ASKED - WINDOW)[:KEYS]
         keys, values = rng.permutation(KEYS) + 1, rng.integers(0, VALUES, KEYS)
-        tokens[row, places, 0], tokens[row, places, 1] = keys, values + 1
+        tokens[row, indices, 0], tokens[row, indices, 1] = keys, values + 1
         asked = rng.permutation(KEYS)[:ASKED]
         tokens[row, -ASKED:, 0], tokens[row, -ASKED:, 1] = keys[asked], VALUES + 1
         answers[row] = values[asked]

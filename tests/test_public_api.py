@@ -26,6 +26,7 @@ MODULES = (
     "amp",
     "errors",
     "array",
+    "attention",
     "autograd",
     "data",
     "distributions",

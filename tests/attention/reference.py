@@ -51,10 +51,10 @@ def attend(
 ) -> Reference:  # fmt: skip
     """Compute all branches for x [B, T, dim]."""
     batch, time, _ = x.shape
-    heads, groups, d, l, s, size = m.heads, m.kv_heads, m.head_dim, m.summary, m.stride, m.block
+    heads, groups, d, long, s, size = m.heads, m.kv_heads, m.head_dim, m.summary, m.stride, m.block
     share, f = heads // groups, torch.from_numpy(m.rope.inv_freq.numpy("float64"))
     parts: Any = [[[[None] * time for _ in range(heads)] for _ in range(batch)] for _ in range(3)]
-    found = Reference(*(torch.zeros(0) for _ in range(4)))
+    found = Reference(torch.zeros(0), torch.zeros(0), torch.zeros(0), torch.zeros(0))
     tau = None if m.psi is None else torch.nn.functional.softplus(w["psi"]).detach().numpy()
     for b in range(batch):
         second, third = (0, 0) if m.shared_kv else (1, 2)
@@ -62,19 +62,19 @@ def attend(
         k = [(x[b] @ w[f"k.{i}.weight"].T).view(time, groups, d) for i in range(len(m.k))]
         v = [(x[b] @ w[f"v.{i}.weight"].T).view(time, groups, d) for i in range(len(m.v))]
         q = torch.stack([torch.stack([rotate(q[t, h], t, f) for h in range(heads)]) for t in range(time)])
-        turned = [
+        rotated = [
             torch.stack([torch.stack([rotate(a[t, g], t, f) for g in range(groups)]) for t in range(time)]) for a in k
         ]
-        count = max(0, (time - l) // s + 1)
+        count = max(0, (time - long) // s + 1)
         for g in range(groups):
             ck = [
-                rotate(_summary(w, "compress_k", k[0][c * s : c * s + l, g]), c * s + (l - 1) / 2, f)
+                rotate(_summary(w, "compress_k", k[0][c * s : c * s + long, g]), c * s + (long - 1) / 2, f)
                 for c in range(count)
             ]
-            cv = [_summary(w, "compress_v", v[0][c * s : c * s + l, g]) for c in range(count)]
+            cv = [_summary(w, "compress_v", v[0][c * s : c * s + long, g]) for c in range(count)]
             attention: dict[int, np.ndarray] = {}
             for t in range(time):
-                seen = [c for c in range(count) if c * s + l - 1 <= t]
+                seen = [c for c in range(count) if c * s + long - 1 <= t]
                 attention[t] = np.zeros(count)
                 for h in range(g * share, (g + 1) * share):
                     if not seen:
@@ -91,8 +91,8 @@ def attend(
                 raw = np.zeros(-(-time // size))
                 for j in range(1, own - 1):
                     for c in range(count):
-                        overlap = max(0, min(c * s + l, (j + 1) * size) - max(c * s, j * size))
-                        raw[j] += p[c] * overlap / l
+                        overlap = max(0, min(c * s + long, (j + 1) * size) - max(c * s, j * size))
+                        raw[j] += p[c] * overlap / long
                 n = max(0, own - 2)
                 P = raw / raw.sum() if raw.sum() > 0 else raw
                 factor = 1.0 if mod is None or source < 0 else np.clip(mod[b, source], 0.5, 2.0)
@@ -114,15 +114,15 @@ def attend(
                     pairs = [(j, i) for j in sorted(read | extra) for i in range(j * size, min((j + 1) * size, t + 1))]
                     one = torch.ones((), dtype=torch.float64)
                     gate = torch.stack([found.gates.get((b, g, t, j), one) for j, _ in pairs])
-                    scores = torch.stack([q[t, h] @ turned[second][i, g] for _, i in pairs]) * d**-0.5
+                    scores = torch.stack([q[t, h] @ rotated[second][i, g] for _, i in pairs]) * d**-0.5
                     e = gate * (scores - scores.max().detach()).exp()
                     parts[1][b][h][t] = (e / e.sum()) @ torch.stack([v[second][i, g] for _, i in pairs])
                     keys = range(max(0, t - m.window + 1), t + 1)
-                    p = torch.softmax(torch.stack([q[t, h] @ turned[third][i, g] for i in keys]) * d**-0.5, 0)
+                    p = torch.softmax(torch.stack([q[t, h] @ rotated[third][i, g] for i in keys]) * d**-0.5, 0)
                     parts[2][b][h][t] = p @ torch.stack([v[third][i, g] for i in keys])
     branches = [torch.stack([torch.stack([torch.stack(h) for h in b]) for b in part]) for part in parts]
     gates = torch.sigmoid(x @ w["mix.weight"].T + w["mix.bias"]).view(batch, time, 3, heads).permute(2, 0, 3, 1)
-    total = sum(gate[..., None] * branch for gate, branch in zip(gates, branches, strict=True))
+    total = torch.stack([gate[..., None] * branch for gate, branch in zip(gates, branches, strict=True)]).sum(0)
     found.compressed, found.selected, found.sliding = branches
     found.out = total.transpose(1, 2).reshape(batch, time, heads * d) @ w["out.weight"].T
     return found

@@ -61,6 +61,23 @@ def test_a_traced_decoder_is_a_program_with_states(name: str) -> None:
         assert np.abs(out[:, 0] - whole[:, t]).max() < 1e-5, t
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("prompt", [1, 5, 8, 31, 32, 45])
+def test_a_prompt_in_one_pass_continues_as_token_by_token(name: str, prompt: int) -> None:
+    m, x = module(**VARIANTS[name]), tokens(60)
+    mod = np.random.default_rng(1).uniform(0.3, 3, (2, 60)).astype("f4") if m.psi is not None else None
+    part = lambda a, b: None if mod is None else gw.tensor(mod[:, a:b])  # noqa: E731
+    whole = m.attend(gw.tensor(x), part(0, 60))
+    decoder, tile = NativeSparseDecoder(m, batch=2, capacity=64), m.block if m.granularity == "tile" else 1
+    decoder.prefill(gw.tensor(x[:, 20:]))  # of other sequences
+    first = decoder.prefill(gw.tensor(x[:, :prompt]), part(0, prompt))
+    assert np.abs(first.numpy() - whole.out.numpy()[:, :prompt]).max() < 1e-5
+    for t in range(prompt, 60):
+        made = decoder.attend(gw.tensor(x[:, t : t + 1]), part(t, t + 1))
+        assert np.abs(made.out.numpy()[:, 0] - whole.out.numpy()[:, t]).max() < 1e-5, t
+        assert read(made, 0) == read(whole, t // tile), t
+
+
 def test_reset_begins_again() -> None:
     m, x = module(granularity="tile"), tokens(30)
     decoder = NativeSparseDecoder(m, 2, 30)
@@ -80,5 +97,7 @@ def test_short_capacity_and_bad_operands_are_refused() -> None:
         decoder(x)
     with pytest.raises(ShapeError, match="decoder"):
         decoder(gw.tensor(tokens(2)))
+    with pytest.raises(ShapeError, match="prompt"):
+        decoder.prefill(gw.tensor(tokens(3)))
     with pytest.raises(UsageError, match="capacity 0"):
         NativeSparseDecoder(m, 2, 0)

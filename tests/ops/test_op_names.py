@@ -27,6 +27,9 @@ FIELDS = frozenset({
 """Names of ops that are also usual keys of dicts; as keys they count only among other names of ops."""
 OTHER: dict[str, set[str]] = {
     "array/formulas/gates.py": {"GATE_KINDS"},
+    "attention/decoding.py": {"attention.granularity"},
+    "attention/native_sparse.py": {"self.granularity"},
+    "attention/selected_pattern.py": {"attention.granularity"},
     "cli/demo.py": {"preferences"},  # of an export
     "cli/evolve.py": {"b.mutation"},
     "data/grids.py": {"KINDS"},  # of tasks

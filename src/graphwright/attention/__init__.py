@@ -9,6 +9,7 @@ from graphwright.attention.mass import collect
 from graphwright.attention.native_sparse import Choice, Compressor, NativeSparse, SparseAttention
 from graphwright.attention.propose import Candidates, propose
 from graphwright.attention.prune import Pruned, prune
+from graphwright.attention.selected_pattern import SelectedPattern, to_pattern
 from graphwright.attention.sparsify import patterns, sparsify
 from graphwright.patterns import (
     Pattern,
@@ -32,6 +33,7 @@ __all__ = [
     "NativeSparseDecoder",
     "Pattern",
     "Pruned",
+    "SelectedPattern",
     "SparseAttention",
     "attend",
     "block_local",
@@ -48,5 +50,6 @@ __all__ = [
     "sliding_window",
     "sparsify",
     "star",
+    "to_pattern",
     "topk",
 ]

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from graphwright.array import DType, float32, from_numpy, int64
+from graphwright.attention.native_sparse import NativeSparse, SparseAttention
 from graphwright.autograd import Tensor, arange, cat, no_grad, ones, zeros
 from graphwright.errors import ShapeError, UsageError
-from graphwright.attention.native_sparse import NativeSparse, SparseAttention
 from graphwright.nn.functional import attention
 from graphwright.nn.module import Buffer, Module
 from graphwright.ops import call
+
+
+def _state(shape: tuple[int, ...], value: float, dtype: DType = float32) -> Buffer:
+    return Buffer(from_numpy(np.full(shape, value, dtype.numpy)), persistent=False)
 
 
 class NativeSparseDecoder(Module):
@@ -36,18 +43,17 @@ class NativeSparseDecoder(Module):
         windows = max((capacity - attention.summary) // attention.stride + 1, 1)
 
         def state(count: int) -> Buffer:
-            data = zeros(*lead, count, width, dtype=attention.q.weight.dtype).data
-            return Buffer(data.copy(), persistent=False)
+            return _state((*lead, count, width), 0.0, attention.q.weight.dtype)
 
         caches = 1 if attention.shared_kv else 2
-        self.length = Buffer(zeros((), dtype="int64").data.copy(), persistent=False)
+        self.length = _state((), 0, int64)
         self.keys, self.values = ([state(capacity) for _ in range(caches)] for _ in range(2))
         self.recent = [state(attention.summary) for _ in range(2)]
         self.summaries = [state(windows) for _ in range(2)]
         self.pending = self.pending_mod = None
         if attention.granularity == "tile":
-            self.pending = Buffer(zeros(*lead, 1, self.blocks).data.copy(), persistent=False)
-            self.pending_mod = Buffer(ones(batch, 1, 1, 1).data.copy(), persistent=False)
+            self.pending = _state((*lead, 1, self.blocks), 0.0)
+            self.pending_mod = _state((batch, 1, 1, 1), 1.0)
 
     def reset(self) -> None:
         """Begin new sequences."""
@@ -70,6 +76,43 @@ class NativeSparseDecoder(Module):
             raise ShapeError("invalid operands of a decoder", expected=f"x [{self.batch}, 1, dim], mod [B, 1]", got=got)
         with no_grad():
             return self._attend(x, mod)
+
+    def prefill(self, x: Tensor, mod: Tensor | None = None) -> Tensor:
+        """Attend within prompts x [B, T, dim], from the first token on, in one pass, and store their states.
+
+        Raises: ShapeError unless 1 <= T <= capacity.
+        """
+        a, time = self.attention, x.shape[1] if len(x.shape) == 3 else 0
+        if x.shape[0] != self.batch or not 1 <= time <= self.capacity:
+            expected = f"x [{self.batch}, 1 to {self.capacity}, dim]"
+            raise ShapeError("invalid prompt of a decoder", expected=expected, got=f"x {x.shape}")
+        self.reset()
+        with no_grad():
+            made = a.attend(x, mod)
+            q, keys, values = a._projected(x)
+            cos, sin = a.rope(arange(time)[None])
+            q, rotated = a.rope.rotate(q, cos, sin), [a.rope.rotate(k, cos, sin) for k in keys]
+            start, summaries = zeros((), dtype="int64"), a._summaries(keys[0], values[0])
+            for states, new in ((self.keys, rotated), (self.values, values)):
+                for state, i in zip(states, (0,) if a.shared_kv else (1, 2), strict=True):
+                    state.assign(call("kv_append", state, new[i], start))
+            for state, new in zip(self.recent, (keys[0], values[0]), strict=True):
+                missing = max(a.summary - time, 0)
+                last = call("slice", new, axis=2, start=max(time - a.summary, 0), size=a.summary - missing)
+                state.assign(call("pad", last, widths=((missing, 0), (0, 0))))
+            for state, new in zip(self.summaries, summaries, strict=True):
+                state.assign(call("kv_append", state, new, start))
+            at = time // a.block * a.block - 1
+            if self.pending is not None and self.pending_mod is not None and at >= 0:
+                query = call("slice", q, axis=2, start=at, size=1)
+                _, shares = a._compressed(query, summaries, arange(at, at + 1))
+                count = self.summaries[0].shape[2]
+                shares = call("pad", shares, widths=((0, count - shares.shape[3]),))
+                self.pending.assign(a._importance(shares, self.blocks).to(self.pending.dtype))
+                if mod is not None:
+                    self.pending_mod.assign(mod[:, at].reshape(self.batch, 1, 1, 1).to(self.pending_mod.dtype))
+            self.length.assign(start + time)
+        return made.out
 
     def _attend(self, x: Tensor, mod: Tensor | None) -> SparseAttention:
         a, start = self.attention, self.length

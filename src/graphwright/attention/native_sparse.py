@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import expm1, log
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from graphwright.errors import ShapeError, UsageError
 from graphwright.nn import initial
 from graphwright.nn.functional import attention
 from graphwright.nn.layers import Linear
-from graphwright.nn.module import Buffer, Module
+from graphwright.nn.module import Module
 from graphwright.nn.transformer import RotaryEmbedding
 from graphwright.ops import call
 
@@ -203,7 +203,7 @@ class NativeSparse(Module):
             m.weight.assign(m.weight.detach() * qk_gain)
         self.mix = linear(dim, len(BRANCHES) * heads, "mix", bias=True)
         assert self.mix.bias is not None
-        self.mix.bias.assign(Tensor(from_numpy(np.repeat(np.float32(FIRST_BIASES), heads))))
+        self.mix.bias.assign(Tensor(from_numpy(np.repeat(np.array(FIRST_BIASES, np.float32), heads))))
         self.out = linear(heads * self.head_dim, dim, "out")
         made = (name and f"{name}compress_{kind}." for kind in "kv")
         self.compress_k, self.compress_v = (
@@ -253,6 +253,13 @@ class NativeSparse(Module):
         """Return q [B, H, T, d], and keys and values of each branch, [B, G, T, d]."""
         q = self._split(self.q(x), self.heads)
         return q, [self._split(k(x), self.kv_heads) for k in self.k], [self._split(v(x), self.kv_heads) for v in self.v]
+
+    def _selected_operands(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rotated q [B, H, T, d], and rotated k and v of the selected branch [B, G, T, d]."""
+        q, keys, values = self._projected(x)
+        cos, sin = self.rope(arange(x.shape[1])[None])
+        own = 0 if self.shared_kv else 1
+        return self.rope.rotate(q, cos, sin), self.rope.rotate(keys[own], cos, sin), values[own]
 
     def _split(self, t: Tensor, heads: int) -> Tensor:
         return call("unflatten", t, axis=2, sizes=(heads, self.head_dim)).permute(0, 2, 1, 3)
@@ -362,9 +369,10 @@ class NativeSparse(Module):
     def _selected(self, q: Tensor, k: Tensor, v: Tensor, choice: Choice, *start: Tensor) -> Tensor:
         """Attend over the chosen blocks [B, H, T, d]; `start` is the position of the first query, if it is not 0."""
         tile = self.block if self.granularity == "tile" and not start else 1
-        options = {"scale": self.head_dim**-0.5, "block": self.block, "tile": tile}
-        extra = ("q_start",) if start else ()
-        return call("sdpa_selected", q, k, v, choice.blocks, choice.gates, *start, **options, optional=extra)
+        return call(
+            "sdpa_selected", q, k, v, choice.blocks, choice.gates, *start, scale=self.head_dim**-0.5, block=self.block,
+            tile=tile, optional=("q_start",) if start else (),
+        )  # fmt: skip
 
     def _mixed(self, x: Tensor, branches: tuple[Tensor, Tensor, Tensor], choice: Choice) -> SparseAttention:
         made = call("unflatten", self.mix(x), axis=2, sizes=(len(BRANCHES), self.heads)).sigmoid()

@@ -13,8 +13,9 @@ from graphwright.array.formulas.selected import FORCED, MARGIN, STEEPEST
 from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import selected_attention as forms
 from graphwright.errors import ShapeError
+from graphwright.ops.attention import _heads
 from graphwright.ops.attributes import Attr, StaticSize
-from graphwright.ops.axes import Atom, AxesUse, product, size
+from graphwright.ops.axes import AxesUse, size
 from graphwright.ops.call import as_dtype, call
 from graphwright.ops.linear import transposed
 from graphwright.ops.registry import Attrs, Cost, Row, Saves, Traits, op
@@ -180,7 +181,7 @@ class _Dense:
 
     def spread(self, t: Any) -> Any:
         """Return values of rows and blocks [N, G, R, J] as values of queries and keys [N, G, 1, T, S]."""
-        for axis, size_, times in ((2, self.length, self.tile), (3, self.keys, self.block)):
+        for axis, times in ((2, self.tile), (3, self.block)):
             if times > 1:
                 index = call("floor_divide", call("iota", self.q if axis == 2 else self.k, axis=3), times)
                 t = call("index", t, index, axis=axis)
@@ -194,8 +195,8 @@ class SdpaSelected(Row):
     `blocks` int32 [N, G, R, K] has a list for each row of queries, without duplicates, of blocks of `block` keys, -1
     for none; query t reads row t // `tile`, so R = T / `tile`, rounded up. Query head h reads key head and list
     h // (H / G). `gates` [N, G, R, K], >= 0, multiply exponentials: a_j = g e^s_j / Σ g e^s. A block with gate 0 has no
-    effect on the result, but its gate gets its gradient. Query t, at position q_start + t, sees keys up to its position. Operand `q_start` (int64) is
-    named by `optional`; S - T without it. A query that sees no key gives 0.
+    effect on the result, but its gate gets its gradient. Query t, at position q_start + t, sees keys up to its
+    position. Operand `q_start` (int64) is named by `optional`; S - T without it. A query that sees no key gives 0.
     """
 
     arity, attrs, saves = (5, 6), _ATTRS, Saves(inputs=(0, 1, 2, 3, 4, 5), outputs=(0,))
@@ -230,32 +231,15 @@ class SdpaSelected(Row):
 
     def axes(u: AxesUse):
         q, k, v, blocks, gates = u.ins[:5]
-        _axes(u, q, k, v, blocks, gates)
+        _heads(u)
+        u.same(q[0], k[0])
+        for axis in range(4):
+            u.same(blocks[axis], gates[axis])
+            if axis < 2:
+                u.same(blocks[axis], k[axis])
+        for term in (k[2], blocks[2], blocks[3]):
+            u.mixed(term, "reads keys by index")
         return [(*q[:3], v[3])]
-
-
-def _axes(u: AxesUse, q: Any, k: Any, v: Any, blocks: Any, gates: Any) -> None:
-    """State which dimensions are resized together: those of `sdpa`, and lists have those of k."""
-    heads, groups = size(q[1]), size(k[1])
-    repeats = Atom(int(heads) // int(groups)) if isinstance(heads, int) and isinstance(groups, int) else Atom(1)
-    for axis in (0, 1, 2):
-        u.same(k[axis], v[axis])
-    u.same(q[0], k[0])
-    u.same(q[1], product(k[1], repeats))
-    u.kind(q[1], "heads")
-    u.kind(k[1], "kv_groups")
-    if size(repeats) != 1:
-        u.kind(repeats, "queries")
-    u.same(q[3], k[3])
-    u.summed(q[3], (0, 3), (1, 3))
-    u.kind(q[3], "head_dim")
-    u.kind(v[3], "head_dim")
-    for axis in range(4):
-        u.same(blocks[axis], gates[axis])
-        if axis < 2:
-            u.same(blocks[axis], k[axis])
-    for term in (q[2], k[2], blocks[2], blocks[3]):
-        u.mixed(term, "reads keys by index")
 
 
 @op("sdpa_selected_backward")

@@ -5,7 +5,7 @@ The arithmetic of a list depends on no other list, so later tokens leave the bit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -13,8 +13,9 @@ import torch
 
 from graphwright.array.backend import Attrs, Call, Needs
 from graphwright.array.cpu.by_vm import by_vm, work_of
-from graphwright.array.cpu.kernel import Tensors, Work, kernel
+from graphwright.array.cpu.kernel import Tensors, kernel
 from graphwright.array.formulas.selected import STEEPEST
+from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import selected_attention as forms
 
 GATHERED = 1 << 19
@@ -131,7 +132,10 @@ def _native(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call | 
     return by_vm(forms.SDPA_SELECTED, outs, ins, attrs, work, lambda: _lacks_block(blocks, count))
 
 
-_scratch: Work = lambda outs, ins, attrs: work_of(forms.SDPA_SELECTED, outs, ins, attrs)
+def _scratch(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    return work_of(forms.SDPA_SELECTED, outs, ins, attrs)
+
+
 _NEEDS = Needs(reads=(3, 4), allocates=True)
 
 
