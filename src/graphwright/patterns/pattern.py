@@ -250,12 +250,12 @@ class Pattern:
         self, why: str, author: str | None = None, nested: bool = True
     ) -> AbstractContextManager[None]:
         """Return a context that notes edits in one entry; a transaction inside another one is a part of it."""
-        inner = self._noting(why, author, nested)
-        return inner if self.owner is None else self._owned(self.owner, inner)
+        noting = self._noting(why, author, nested)
+        return noting if self.owner is None else self._owned(self.owner, noting)
 
     @contextmanager
-    def _owned(self, owner: Owner, inner: AbstractContextManager[None]) -> Generator[None]:
-        with owner.holding(), inner:  # a run holds the program before it holds the pattern, so an edit does too
+    def _owned(self, owner: Owner, noting: AbstractContextManager[None]) -> Generator[None]:
+        with owner.holding(), noting:  # a run holds its program before its patterns, so an edit does too
             yield
 
     @contextmanager
@@ -288,7 +288,7 @@ class Pattern:
     # -- history -----------------------------------------------------------------------------------------------------
     @property
     def owner(self) -> Owner | None:
-        """A function that is given (change, why, author) of each transaction after it was applied; it owns undo."""
+        """What journals the transactions in place of the pattern, such as a program; it owns undo."""
         return self._history.owner
 
     @owner.setter
