@@ -50,7 +50,7 @@ class Candidates(Report):
 
         Raises: EdgeExists if one was connected meanwhile; then nothing changes.
         """
-        with pattern._transaction(f"connect {len(self)} proposed edges", "gate"):
+        with pattern.transaction(f"connect {len(self)} proposed edges", "gate"):
             plane, query, key = self.pairs.T
             return pattern.connect_many(query, key, plane)
 

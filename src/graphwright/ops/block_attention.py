@@ -85,8 +85,15 @@ def _flops(q: Spec, k: Spec, width: int) -> int:
     return 2 * prod(q.sizes[:3]) * k.sizes[2] * width
 
 
+def _freeze_gates(u: AxesUse, first: int) -> None:
+    """Fix the size of the operand `gates` among the optional ones, which begin with operand `first`."""
+    if "gates" in u.attrs["optional"]:
+        u.frozen(u.ins[first + u.attrs["optional"].index("gates")][0], "edges of the pattern read it by their slot")
+
+
 def _axes(u: AxesUse, q: Any, k: Any) -> None:
     _heads(u)
+    _freeze_gates(u, 4)
     u.same(q[0], k[0])
     for term, what in ((q[2], "blocks of queries"), (k[2], "blocks of keys")):
         u.frozen(term, f"the pattern has {what}")
@@ -288,6 +295,7 @@ class BlockEntropy(Row):
         u.same(q[0], k[0])
         for term in (*q[1:], *k[1:]):
             u.frozen(term, "takes the entropy over keys")
+        _freeze_gates(u, 4)
         return [q[:3]]
 
 

@@ -51,6 +51,9 @@ def perform(self: Pattern, change: PatternChange) -> None:
         growth.resize(self, after, None)
     if change.lists is not None:
         self.graph.restore_lists(change.lists[1])
+    written = (op == WRITE) & (change.rows["column"] == _GATE)
+    if written.any() or (change.rows["gate"] >= 0).any():
+        edits.count_gates(self)
 
 
 def _add_rows(self: Pattern, rows: dict[str, Array], bits: Array) -> None:
@@ -123,4 +126,5 @@ def _slots(self: Pattern, rows: dict[str, Array]) -> Array:
     return slots
 
 
+_GATE = list(SCALARS).index("gate")
 _PERFORM = {ADD: _add_rows, CUT: _cut_rows, WRITE: _write_rows}

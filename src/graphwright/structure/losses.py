@@ -453,7 +453,7 @@ class NormLimits:
             return
         self._seen = p.version
         gates = (g for g in p.gates().values() if g.facts.folded and not g.facts.linear)  # of kind `sigmoid`
-        mine = [g for g in gates if g.over not in ("units", "choice")]
+        mine = [g for g in gates if g.over not in ("units", "choice", "pattern")]
         keys = [tuple(found) for g in mine for site in g.sites if (found := maker(p, p.operands(site)[0], {site}))]
         there = {key: self._most.get(key) for key in keys if all(p.weights[k].requires_grad for k in key)}
         self._most = {key: Variable(np.full((), np.inf), name=f"joint.norm.{key[0]}") if held is None else held
