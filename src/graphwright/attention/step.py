@@ -83,7 +83,9 @@ def step(
     number = pattern.steps + 1
     cooling = [pair for pair, last in pattern.cooling.items() if number - last <= cooldown]
     banned = np.array(cooling, np.int32).reshape(-1, 3)
-    best = ranked(setup, (q, k, v, out, lse, slope.to(q.dtype)), held, candidates, prune if grow is None else grow, banned)
+    best = ranked(
+        setup, (q, k, v, out, lse, slope.to(q.dtype)), held, candidates, prune if grow is None else grow, banned
+    )
     with _edit(pattern, f"step {number}"):
         edges, pairs = pattern.edges(), pattern.pairs()
         weights, row = normalised(pattern, pairs)

@@ -252,9 +252,7 @@ class Pattern:
         with self._transaction(why, author, nested):
             yield PatternEdit(self)
 
-    def _transaction(
-        self, why: str, author: str | None = None, nested: bool = True
-    ) -> AbstractContextManager[None]:
+    def _transaction(self, why: str, author: str | None = None, nested: bool = True) -> AbstractContextManager[None]:
         """Return a context that notes edits in one entry; a transaction inside another one is a part of it."""
         noting = self._noting(why, author, nested)
         return noting if self.owner is None else self._owned(self.owner, noting)
@@ -350,6 +348,11 @@ class Pattern:
     def gate(self):
         """Put trained gates on edges, in the program that owns the pattern; see `graphwright.attention.gate`."""
         return _attention("gate")
+
+    @late
+    def reach(self):
+        """Return which tokens influence which through layers of this pattern; see `graphwright.attention.reach`."""
+        return _attention("reach")
 
     @late
     def propose(self):

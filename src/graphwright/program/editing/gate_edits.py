@@ -427,13 +427,17 @@ def gate_edges(
     """
     p, sites, facts = e.program, attentions(e.program, key), GATE_KINDS[kind]
     if facts.one_of or (facts.linear and where == "exp"):
-        what = "the options of a choice share a softmax" if facts.one_of else "a signed gate cannot be inside the softmax"
+        what = (
+            "the options of a choice share a softmax" if facts.one_of else "a signed gate cannot be inside the softmax"
+        )
         raise GateNotAllowed(what, where=key, got=f"gates of kind {kind!r}", fix='where="weight", or kind="sigmoid"')
     if not sites or any(g.gates_edges(p, site) for site in sites):
         what = "the edges of this pattern have gates already" if sites else "no attention reads this pattern"
         raise UsageError(what, where=key, fix="attention.ungate(pattern)" if sites else None)
     if not np.isfinite(inits).all():
-        raise DeadGate("the gate would have no gradient: an initial logit is not finite", got=inits[~np.isfinite(inits)])
+        raise DeadGate(
+            "the gate would have no gradient: an initial logit is not finite", got=inits[~np.isfinite(inits)]
+        )
     wide = all(p.spec(site).dtype is float64 for site in sites)
     (part,) = allocate(e, [len(inits)], kind, inits, costs, group, wide=wide)
     if part.node in e.touched:
