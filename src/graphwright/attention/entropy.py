@@ -29,7 +29,7 @@ def entropy(
     setup = Setup.of(q, k, k, pattern, scale, softcap, held)
     if active_recorder.get() is not None:
         table, extra = variable_of(pattern), setup.extra(held)
-        _, lse = call("block_sdpa", q.detach(), k.detach(), k.detach(), table, *extra, **setup.attrs)
+        _, lse = call("block_sdpa", q, k, k.detach(), table, *extra, **setup.attrs)
         return call("block_entropy", q, k, table, lse, *extra, **setup.attrs)
     return _Entropy.apply(setup, q, k, *setup.extra(held))
 
@@ -42,16 +42,20 @@ class _Entropy(Function):
         """Compute the entropies; the log-sum-exp that they need is that of an attention with values of width 1."""
         with setup.pattern.reading():
             ctx.setup, ctx.version = setup, setup.pattern.version
-            _, lse = call("block_sdpa", q, k, k[..., :1], setup.table, *extra, **setup.attrs)
+            out, lse = call("block_sdpa", q, k, k[..., :1], setup.table, *extra, **setup.attrs)
             found = call("block_entropy", q, k, setup.table, lse, *extra, **setup.attrs)
-        ctx.save(q, k, lse, *extra, found)
+        ctx.save(q, k, out, lse, found, *extra)
         return found
 
     @staticmethod
     def vjp(ctx: Any, g: Any, needs: tuple[bool, ...]) -> Any:
         """Compute the gradients of q, k and the gates. Raises: ModifiedSinceForward."""
-        setup, (q, k, lse, *rest) = ctx.setup, ctx.saved
+        setup, (q, k, out, lse, found, *extra) = ctx.setup, ctx.saved
         with setup.pattern.reading():
             check_version(setup.pattern, ctx.version, "entropy")
-            found = call("block_entropy_backward", q, k, setup.table, lse, *rest, g, **setup.attrs)
-        return None, *found
+            dq, dk, dlse, *dgates = call("block_entropy_backward", q, k, setup.table, lse, *extra, found, g, **setup.attrs)
+            attrs = {**setup.attrs, "optional": (*setup.attrs["optional"], "lse_grad")}
+            given = (q, k, k[..., :1], setup.table, *extra, dlse, out, lse, call("full_like", out, value=0.0))
+            more = call("block_sdpa_backward", *given, **attrs)
+        through = (more[0], more[1], *more[3:])  # what the entropy depends on by the log-sum-exp
+        return None, *(a + b for a, b in zip((dq, dk, *dgates), through, strict=True))

@@ -1,7 +1,7 @@
 """Block-sparse attention: softmax over the key blocks that a pattern's graph connects to each query block.
 
 The operand `table` has the addresses of the pattern's arrays (`patterns.table`). It is the pattern's own memory, so an
-edit changes the next run and no plan; whoever runs an op holds `pattern.reading()`.
+edit changes the next run and no plan; a thread that runs an op holds `pattern.reading()`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from graphwright.ops.axes import AxesUse
 from graphwright.ops.call import call
 from graphwright.ops.registry import Algorithms, Cost, Row, Saves, Traits, op
 from graphwright.ops.rules import Backward, equal_dim, floating, one_dtype
+from graphwright.patterns import Pattern
 from graphwright.patterns import table as words
 from graphwright.settings import AtLeastOne, Number, Positive
 
@@ -48,13 +49,14 @@ def lse_spec(q: Spec) -> Spec:
 
 def _check(q: Spec, k: Spec, v: Spec | None, table: Spec, extra: Sequence[Spec], attrs: Mapping[str, Any]) -> None:
     floating(one_dtype(q, k, v))
-    if any(len(t.shape) != 4 for t in (q, k, v or k)):
+    if any(len(t.shape) != 4 for t in (q, k, k if v is None else v)):
         expected = "q [N, H, Tq, d], k [N, Hk, Tk, d], v [N, Hk, Tk, dv]"
         raise ShapeError("invalid operands of attention", expected=expected, got=f"{q}, {k}, {v}")
     equal_dim(q.shape[0], k.shape[0], "batch of k")
     equal_dim(q.shape[3], k.shape[3], "head width of k")
-    for axis, name in ((0, "batch"), (1, "kv heads"), (2, "length")) if v is not None else ():
-        equal_dim(k.shape[axis], v.shape[axis], f"{name} of v")
+    if v is not None:
+        for axis, name in ((0, "batch"), (1, "kv heads"), (2, "length")):
+            equal_dim(k.shape[axis], v.shape[axis], f"{name} of v")
     heads, groups, planes = q.shape[1], k.shape[1], attrs["planes"]
     if heads != groups and (isinstance(heads, str) or isinstance(groups, str) or groups == 0 or heads % groups):
         expected = f"a multiple of the number of key heads, {groups}"
@@ -76,8 +78,8 @@ def _check(q: Spec, k: Spec, v: Spec | None, table: Spec, extra: Sequence[Spec],
 
 
 def _check_lse(q: Spec, lse: Spec) -> None:
-    if lse != lse_spec(q):
-        raise ShapeError("the log-sum-exp has the wrong spec", expected=lse_spec(q), got=lse)
+    if floating(lse).shape != q.shape[:3]:
+        raise ShapeError("the log-sum-exp has the wrong shape", expected=lse_spec(q), got=lse)
 
 
 def _flops(q: Spec, k: Spec, width: int) -> int:
@@ -85,18 +87,15 @@ def _flops(q: Spec, k: Spec, width: int) -> int:
     return 2 * prod(q.sizes[:3]) * k.sizes[2] * width
 
 
-def _freeze_gates(u: AxesUse, first: int) -> None:
-    """Fix the size of the operand `gates` among the optional ones, which begin with operand `first`."""
-    if "gates" in u.attrs["optional"]:
-        u.frozen(u.ins[first + u.attrs["optional"].index("gates")][0], "edges of the pattern read it by their slot")
-
-
-def _axes(u: AxesUse, q: Any, k: Any) -> None:
-    _heads(u)
-    _freeze_gates(u, 4)
+def _axes(u: AxesUse, table: int) -> None:
+    """State what the axes of q and k have in common; the table is operand `table`, optional operands begin at 4."""
+    q, k = u.ins[:2]
     u.same(q[0], k[0])
     for term, what in ((q[2], "blocks of queries"), (k[2], "blocks of keys")):
         u.frozen(term, f"the pattern has {what}")
+    for operand in (u.ins[table], *u.ins[4:]):
+        for term in operand:
+            u.frozen(term, "it is read by index")
     if u.attrs["planes"] > 1:
         for term in (q[1], k[1]):
             u.frozen(term, "the pattern has a plane for each head")
@@ -107,13 +106,14 @@ _ALGORITHMS = Algorithms("attention", ALGORITHMS, lambda ins, attrs: algorithm_o
 
 @op("block_sdpa")
 class BlockSdpa(Row):
-    """Attention over the pairs of a pattern: (Σ_j a_ij v_j [N, H, Tq, dv], log-sum-exp [N, H, Tq]), a = softmax(scale·qk).
+    """Attention over the pairs of a pattern: (Σ_j a_ij v_j [N, H, Tq, dv], log-sum-exp [N, H, Tq]).
 
-    q [N, H, Tq, d], k [N, Hk, Tk, d], v [N, Hk, Tk, dv], `table` int64 of the pattern; query head h reads key head
-    h // (H / Hk). With a softcap c, scores s become c·tanh(s / c). `planes` is 1, Hk or H: which plane of the pattern a
-    head has. A query without keys gives 0 and -inf. Operands after the table are named by `optional`: `gates` [G], the
-    gates of edges, which multiply the exponentials (`where` = "exp": a = g eˢ / Σ g eˢ, gates >= 0) or the normalised
-    weights ("weight"); `q_start` int64, the position of the first query among the keys (without it the pattern's).
+    a = softmax(scale·q kᵀ) for q [N, H, Tq, d], k [N, Hk, Tk, d], v [N, Hk, Tk, dv]; query head h reads key head
+    h // (H / Hk). `table` is that of the pattern, int64. With a softcap c, scores s become c·tanh(s / c). `planes` is
+    1, Hk or H: which plane of the pattern a head has. A query without keys gives 0 and -inf. Operands after the table
+    are named by `optional`: `gates` [G], the gates of edges, which multiply the exponentials (`where` = "exp": a = g eˢ
+    / Σ g eˢ, gates >= 0) or the normalised weights ("weight"); `q_start` int64, the position of the first query among
+    the keys (without it the pattern's).
     """
 
     arity, attrs, algorithms = (4, 6), _ATTRS, _ALGORITHMS
@@ -133,7 +133,7 @@ class BlockSdpa(Row):
         optional = (*attrs["optional"], *extra)
         given = {**attrs, "optional": optional}
         grads = call("block_sdpa_backward", *ins, *extra.values(), *outs, slope, **given)
-        found = dict(zip((0, 1, 2), grads, strict=False))
+        found: dict[int, Any] = dict(enumerate(grads[:3]))
         if "gates" in optional:
             found[4 + optional.index("gates")] = grads[3]
         return tuple(found.get(i) for i in range(len(ins)))
@@ -147,8 +147,9 @@ class BlockSdpa(Row):
         return [q, k, v, *extra], attrs
 
     def axes(u: AxesUse):
-        q, k, v = u.ins[:3]
-        _axes(u, q, k)
+        q, _, v = u.ins[:3]
+        _heads(u)
+        _axes(u, 3)
         return [(*q[:3], v[3]), q[:3]]
 
 
@@ -169,11 +170,9 @@ class BlockSdpaBackward(Backward):
         *extra, out, lse, g = rest
         _check(q, k, v, table, extra, attrs)
         want = Spec((*q.shape[:3], v.shape[3]), q.dtype)
-        if out != want or g != want or lse != lse_spec(q):
-            got = f"{out}, {lse}, {g}"
-            raise ShapeError(
-                "the results or the gradient have the wrong spec", expected=f"{want}, {lse_spec(q)}", got=got
-            )
+        _check_lse(q, lse)
+        if out != want or g != want:
+            raise ShapeError("the result or its gradient has the wrong spec", expected=want, got=f"{out}, {g}")
         gates = named(extra, attrs).get("gates")
         return (q, k, v) if gates is None else (q, k, v, gates)
 
@@ -204,7 +203,7 @@ class BlockMass(_Measure):
     largest. A free slot has 0. `edges` is at least the pattern's number of slots.
     """
 
-    arity = (4, 6)
+    arity, vm = (4, 6), forms.BLOCK_MASS
     attrs = {**_ATTRS, "edges": Attr(StaticSize), "reduce": Attr(Literal["sum", "max"], "sum")}
     traits = Traits(fixed=(2, 3, 4, 5), contiguous=(2, 3))
 
@@ -214,7 +213,7 @@ class BlockMass(_Measure):
         return Spec((edges,), float32)
 
     def cost(ins, outs, attrs):
-        return Cost(_flops(*ins[:2], ins[0].sizes[3]), sum(i.nbytes for i in ins), outs[0].nbytes)
+        return Cost(_flops(ins[0], ins[1], ins[0].sizes[3]), sum(i.nbytes for i in ins), outs[0].nbytes)
 
     def sample(rng):
         q, k, v, table, *extra, attrs = _drawn(rng)
@@ -229,12 +228,11 @@ class BlockGateGradient(_Measure):
     """Gradients [n] of the gates of absent edges at 0: Σ e^(s - lse) (g·v - Σ g·out) over the pairs of each edge.
 
     Operands: q, k, v, the results out and lse of `block_sdpa`, the gradient of out, `pairs` int32 [n, 3] (plane, query
-    block, key block), the table. An edge would have the pairs that the pattern's rule allows or, if there are none, all
-    that causality allows; batch elements and the heads of the plane are summed. The exponent is at most 60.
+    block, key block), the table. An edge would have the pairs that the pattern's rule allows; batch elements and the
+    heads of the plane are summed. The exponent is at most 60.
     """
 
-    arity = (8, 9)
-    attrs = {name: _ATTRS[name] for name in ("scale", "softcap", "where", "planes", "optional", "algorithm")}
+    arity, attrs, vm = (8, 9), _ATTRS, forms.BLOCK_GATE_GRADIENT
     traits = Traits(fixed=(4, 6, 7, 8), contiguous=(3, 4, 5, 6, 7))
 
     def infer(q, k, v, out, lse, g, pairs, table, *extra, **attrs):
@@ -260,13 +258,13 @@ class BlockGateGradient(_Measure):
 
 @op("block_entropy")
 class BlockEntropy(Row):
-    """Entropy -Σ a ln a of each query's softmax weights [N, H, Tq]: operands q, k, table, lse, gates, q_start.
+    """Entropy H = -Σ a ln a of each query's weights a = g e^(s - lse) [N, H, Tq].
 
-    A query that sees nothing has 0. `lse` is that of the same q, k and gates; the gradients of these contain what it
-    changes.
+    Operands: q, k and table of `block_sdpa`, its result lse, gates, q_start. A query that sees nothing has 0. lse is an
+    operand like the others: only with the gradient that it passes on to `block_sdpa` is that of q and k the whole one.
     """
 
-    arity, attrs = (4, 6), _ATTRS
+    arity, attrs, vm = (4, 6), _ATTRS, forms.BLOCK_ENTROPY
     saves, traits = Saves(inputs=(0, 1, 2, 3, 4, 5), outputs=(0,)), Traits(fixed=(2, 3, 4, 5), contiguous=(2, 3))
     why = _WHY
 
@@ -277,13 +275,13 @@ class BlockEntropy(Row):
 
     def vjp(g, ins, outs, attrs, needs):
         grads = call("block_entropy_backward", *ins, outs[0], g, **attrs)
-        found = {0: grads[0], 1: grads[1], 3: call("full_like", ins[3], value=0.0)}
+        found = {0: grads[0], 1: grads[1], 3: grads[2]}
         if "gates" in attrs["optional"]:
-            found[4 + attrs["optional"].index("gates")] = grads[2]
+            found[4 + attrs["optional"].index("gates")] = grads[3]
         return tuple(found.get(i) for i in range(len(ins)))
 
     def cost(ins, outs, attrs):
-        return Cost(_flops(*ins[:2], ins[0].sizes[3]), sum(i.nbytes for i in ins), outs[0].nbytes)
+        return Cost(_flops(ins[0], ins[1], ins[0].sizes[3]), sum(i.nbytes for i in ins), outs[0].nbytes)
 
     def sample(rng):
         q, k, v, table, *extra, attrs = _drawn(rng)
@@ -292,21 +290,23 @@ class BlockEntropy(Row):
 
     def axes(u: AxesUse):
         q, k = u.ins[:2]
-        u.same(q[0], k[0])
         for term in (*q[1:], *k[1:]):
             u.frozen(term, "takes the entropy over keys")
-        _freeze_gates(u, 4)
+        for axis in range(3):
+            u.same(u.ins[3][axis], q[axis])
+        _axes(u, 2)
         return [q[:3]]
 
 
 @op("block_entropy_backward")
 class BlockEntropyBackward(Backward):
-    """Gradients dq, dk and, with gates, dgates of `block_entropy`: -g·a (ln a + H) for each score.
+    """Gradients dq, dk, dlse and, with gates, dgates of `block_entropy`: -g·a (ln a + 1) for each score.
 
     Operands: those of `block_entropy`, its result H and the gradient g of it. The gradient of a gate of 0 is 0.
     """
 
-    arity, attrs, results = (6, 8), _ATTRS, ("dq", "dk", "dgates")
+    arity, attrs, results = (6, 8), _ATTRS, ("dq", "dk", "dlse", "dgates")
+    vm = forms.BLOCK_ENTROPY_BACKWARD
     traits = Traits(backward_of="block_entropy", fixed=(2, 3), contiguous=(2, 3, -2, -1), opaque=True)
     vjp, why = None, {"vjp": "second derivatives through a pattern are not supported"}
 
@@ -317,16 +317,22 @@ class BlockEntropyBackward(Backward):
         if entropy != lse or g != lse:
             raise ShapeError("the entropy or its gradient has the wrong spec", expected=lse, got=f"{entropy}, {g}")
         gates = named(extra, attrs).get("gates")
-        return (q, k) if gates is None else (q, k, gates)
+        return (q, k, lse) if gates is None else (q, k, lse, gates)
 
     def cost(ins, outs, attrs):
-        return Cost(_flops(*ins[:2], 3 * ins[0].sizes[3]), sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
+        return Cost(
+            _flops(ins[0], ins[1], 3 * ins[0].sizes[3]), sum(i.nbytes for i in ins), sum(o.nbytes for o in outs)
+        )
 
     def sample(rng):
         q, k, v, table, *extra, attrs = _drawn(rng, gates=True)
         _, lse = call("block_sdpa", *(_array(t) for t in (q, k, v, table, *extra)), **attrs)
         given = [q, k, table, np.asarray(lse), *extra]
-        return [*given, np.asarray(call("block_entropy", *map(_array, given), **attrs)), rng.normal(size=lse.shape)], attrs
+        return [
+            *given,
+            np.asarray(call("block_entropy", *map(_array, given), **attrs)),
+            rng.normal(size=lse.shape),
+        ], attrs
 
 
 def _array(x: Any) -> Any:
@@ -340,26 +346,24 @@ def _drawn(rng: np.random.Generator, gates: bool | None = None) -> list[Any]:
     planes = (1, 2, 4)[rng.integers(3)]
     q, k, v = (rng.normal(size=(2, h, 5, d)) for h, d in ((4, 3), (2, 3), (2, 2)))
     attrs: dict[str, Any] = {"scale": 0.6, "planes": planes, "softcap": 1.5 if rng.random() < 0.3 else None}
-    extra = []
+    extra: dict[str, Any] = {"q_start": np.int64(0)} if gates is not False and rng.random() < 0.5 else {}
     if gates if gates is not None else rng.random() < 0.5:
-        attrs["optional"], attrs["where"] = ("gates",), "exp" if rng.random() < 0.5 else "weight"
-        extra.append(rng.uniform(0.5, 1.5, 3))
-    return [q, k, v, _sampled(planes).copy(), *extra, attrs]
+        attrs["where"] = "exp" if rng.random() < 0.5 else "weight"
+        extra["gates"] = rng.uniform(0.5, 1.5, 3)
+    attrs["optional"] = tuple(extra)
+    return [q, k, v, _sampled(planes).copy(), *extra.values(), attrs]
 
 
 @cache
 def _sampled(planes: int) -> np.ndarray:
-    """Return the table of a causal pattern whose pair of blocks (1, 0) is not connected in odd planes."""
-    from graphwright.patterns import Pattern
-
-    pattern = _PATTERNS[planes] = Pattern(tokens=(5, 5), block=2, planes=planes)
-    for plane in range(planes):
-        for query in range(3):
-            for key in range(query + 1):
-                if (query, key) != (1, 0) or plane % 2 == 0:
-                    pattern.connect(query, key, plane=plane)
+    """Return the table of a causal pattern of 3 x 3 blocks, some of which are not connected; three gates."""
+    pattern = SAMPLED[planes] = Pattern(tokens=(5, 5), block=2, planes=planes)
+    edges = [pattern.connect(i, j, p) for p in range(planes) for i, j in _CONNECTED if (i, j) != (1, 1) or p % 2 == 0]
+    with pattern.edit("gates") as edit:
+        edit.set(edges, gate=np.arange(len(edges)) % 4 - 1)
     return pattern.table
 
 
-_PATTERNS: dict[int, Any] = {}
-"""Patterns of samples, which own the memory that their tables refer to."""
+_CONNECTED = ((0, 0), (1, 0), (1, 1), (2, 0), (2, 2))
+SAMPLED: dict[int, Pattern] = {}
+"""Number of planes -> the pattern of samples, which owns the memory that its table refers to."""

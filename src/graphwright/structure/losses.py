@@ -350,7 +350,7 @@ class attention_entropy(Penalty):
             a = terms.value(node)
             return -_xlogx(a).sum(axis=-1), (a.sum(axis=-1) > 0.0).to(a.dtype)
         q, k, _, table, *extra = (terms.values[v] for v in p.operands(where))
-        lse = terms.values[Value(where, 1)].detach()
+        lse = terms.values[Value(where, 1)]
         found = call("block_entropy", q, k, table, lse, *extra, **p.attrs(where))
         return found, (lse > -np.inf).to(found.dtype)
 
