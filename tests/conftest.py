@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def _gpu() -> bool:
 NEEDS = {
     "browser": ("a system Chromium (make chromium)", lambda: CHROMIUM is not None),
     "gpu": ("a CUDA device", _gpu),
+    "triton": ("Triton, of the extra `triton`", lambda: find_spec("triton") is not None),
     "linux": ("Linux", lambda: sys.platform == "linux"),
     "deep": ("HYPOTHESIS_PROFILE=deep", lambda: os.environ.get("HYPOTHESIS_PROFILE") == "deep"),
 }

@@ -12,8 +12,6 @@ again.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -96,6 +94,7 @@ class PatternMirror:
                              got=f"capacity={capacity}, queue={queue}")  # fmt: skip
         self.pattern, self.backend = pattern, backend
         self.growths = self.sent = self.launches = self.copies = 0
+        self._outgrown: list[NDArray] = []  # until no graph uses it
         self._pending: dict[tuple[int, int], int] = {}
         self._queue = backend.empty((1 + 3 * queue,), int32)
         backend.copy(self._queue, from_numpy(np.zeros(1 + 3 * queue, np.int32)))
@@ -237,22 +236,16 @@ class PatternMirror:
         self._pending[word, index] = int(value)
 
     # -- runs --------------------------------------------------------------------------------------------------------
-    @contextmanager
-    def updated(self) -> Generator[None]:
-        """Queue what makes the device's arrays equal to the pattern; launch a run that begins with `apply` inside.
+    def send(self) -> bool:
+        """Queue what makes the device's arrays equal to the pattern, for a run that begins with `apply`.
 
-        Edits wait while the block runs. Words are queued again by the next run if the block raises. Look at `growths`
-        inside: after a change, calls have to be bound to the new `table` and `apply`. Raises: EditBusy.
+        The caller holds `pattern.reading()`. Returns True if the arrays were replaced by larger ones: calls have to be
+        bound to the new `table` and `apply`.
         """
-        with self.pattern.reading():
-            self._refresh()
-            yield
-            self._pending.clear()
-
-    def _refresh(self) -> None:
+        before = self.growths
         if self._whole or len(self._pending) > self.memory.size:
             self._copy()
-            return
+            return self.growths != before
         if self.pattern.version != self._seen:
             self._copy_written()
         limit = (self._queue.size - 1) // 3
@@ -264,6 +257,12 @@ class PatternMirror:
             self.launches += 1
         if len(found):
             self._send(found[last:])
+        return False
+
+    def ran(self) -> None:
+        """Note that a run was launched after `send`; without it, the next `send` queues the same words again."""
+        self._pending.clear()
+        self._outgrown.clear()
 
     def _send(self, found: Ints) -> None:
         """Queue a copy of words to the queue."""
@@ -292,6 +291,7 @@ class PatternMirror:
             if slots > self._edges:
                 self._edges = max(int(GROWTH * self._edges), int(GROWTH * slots))
             self.growths += 1
+            self._outgrown.append(self.memory)
             self._allocate(GROWTH)
             text = (f"the pattern {self.pattern.name!r} outgrew its arrays on {self.backend.device}: room for "
                     f"{before} edges before, {self._edges} now; captured graphs that read it are captured again")  # fmt: skip

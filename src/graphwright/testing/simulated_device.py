@@ -21,6 +21,7 @@ import numpy as np
 from graphwright.array.backend import Attrs, Call, Needs, backend, queued_failure, register_backend
 from graphwright.array.device import CPU, Device, DeviceMismatch, DeviceUnavailable
 from graphwright.array.dtype import DType
+from graphwright.array.formulas.block_attention import TABLED
 from graphwright.array.layout import span
 from graphwright.array.memory_pool import Address, Block, DeviceFull, DriverError, MemoryPool
 from graphwright.array.ndarray import NDArray, from_numpy
@@ -376,6 +377,8 @@ class SimBackend:
         missing = {s.dtype for s in (*outs, *ins)} & self.without.get(name, frozenset())
         if missing:
             return Needs(fallback=f"no kernel for {', '.join(sorted(d.name for d in missing))} on {self.device}")
+        if name in TABLED:
+            return Needs()  # the kernels of a GPU read the table there, see `PatternMirror`
         return self._cpu.needs(name, outs, ins, attrs)
 
     def bind(
@@ -386,7 +389,8 @@ class SimBackend:
         Operands in host memory whose values the kernel needs when it is launched are copied at each call.
         """
         needs = self.needs(name, [o.spec for o in outs], [i.spec for i in ins], attrs)
-        seen = {i: (a, a.copy()) for i, a in enumerate(ins) if a.device == CPU and i in needs.reads}
+        reads = self._cpu.needs(name, [o.spec for o in outs], [i.spec for i in ins], attrs).reads
+        seen = {i: (a, a.copy()) for i, a in enumerate(ins) if a.device == CPU and i in reads}
         there = [a for i, a in enumerate(ins) if i not in seen]
         inputs = [seen[i][1] if i in seen else self._here(name, a) for i, a in enumerate(ins)]
         calls = self._cpu.bind(name, [self._here(name, o) for o in outs], inputs, attrs, [w.impl for w in work])

@@ -93,12 +93,14 @@ def _allowed(s, table, edge, first, rows, columns, BLOCK: tl.constexpr):
             allowed = allowed & (of_row[:, None] == of_column[None, :])
         s = tl.where(allowed, s, LOWEST)
     if kind == MASKED:
-        EACH: tl.constexpr = (BLOCK + 63) // 64 * 2  # int32 words of a row
-        row = tl.load(_ints(table, BITS) + edge).to(tl.int64) * BLOCK
+        EACH: tl.constexpr = (BLOCK + 63) // 64
+        row = tl.load(_ints(table, BITS) + edge).to(tl.int64) * BLOCK + (rows - first)
+        pool = tl.load(table + POOL).to(tl.pointer_type(tl.int64)) + row * EACH
         inner = tl.arange(0, BLOCK)
-        at = (row + (rows[:, None] - first)) * EACH + inner[None, :] // 32
-        word = tl.load(_ints(table, POOL) + at)
-        s = tl.where(((word >> (inner[None, :] % 32)) & 1) != 0, s, LOWEST)
+        word = tl.load(pool)[:, None]
+        if EACH == 2:
+            word = tl.where(inner[None, :] < 64, word, tl.load(pool + 1)[:, None])
+        s = tl.where(((word >> (inner % 64).to(tl.int64)[None, :]) & 1) != 0, s, LOWEST)
     return s
 
 

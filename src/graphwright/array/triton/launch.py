@@ -12,6 +12,7 @@ from triton import knobs
 from graphwright.array.backend import Attrs, Call
 from graphwright.array.formulas.block_attention import named
 from graphwright.array.triton import block_attention as kernels
+from graphwright.array.triton.words import apply_words
 from graphwright.errors import DTypeError
 from graphwright.patterns import table as words
 from graphwright.patterns.errors import BlockSize
@@ -19,15 +20,25 @@ from graphwright.patterns.errors import BlockSize
 Tensors = Sequence[torch.Tensor]
 BLOCKS = (16, 32, 64, 128)
 """Block sizes of patterns that the kernels support: tiles of the matrix units."""
+MOST_WIDE = 64 * 64
+"""Elements of the largest tile of float32."""
+WORDS = 256
+"""Words that the kernel of edits applies at once."""
 GATES, EDGES = 32, 64
 """Gates of a program, and edges that it reads at once, when gradients of gates are added."""
 
 
-def check_block(block: int) -> None:
-    """Raise BlockSize, with the nearest size that has kernels, if a pattern's block size has none."""
-    if block not in BLOCKS:
-        nearest = min(BLOCKS, key=lambda each: (abs(each - block), -each))
-        raise BlockSize(block, nearest, f"one of {BLOCKS} on CUDA")
+def check_block(block: int, width: int, dtype: torch.dtype) -> None:
+    """Raise BlockSize, with the nearest size that has kernels, if a pattern's block size has none.
+
+    `width` is the wider of q's and v's. Tiles of float32 that are wider than 64 need smaller blocks, as they exceed the
+    shared memory of a block of threads.
+    """
+    most = MOST_WIDE // max(padded(width), 64) if dtype == torch.float32 else BLOCKS[-1]
+    allowed = [each for each in BLOCKS if each <= most]
+    if block not in allowed:
+        nearest = min(allowed, key=lambda each: (abs(each - block), -each))
+        raise BlockSize(block, nearest, f"one of {allowed} on CUDA, for {dtype} and width {width}")
 
 
 def padded(width: int) -> int:
@@ -37,7 +48,7 @@ def padded(width: int) -> int:
 
 def warps(block: int, width: int) -> int:
     """Return the number of warps of a program with tiles [block, width]; the same choice everywhere."""
-    return 4 if block * width <= 64 * 128 else 8
+    return 4 if block * width <= 32 * 64 else 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +96,7 @@ class _Bound:
         if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise DTypeError("no Triton kernel for this dtype", expected="float32, float16, bfloat16", got=q.dtype)
         known = table.tolist()
-        check_block(known[words.BLOCK])
+        check_block(known[words.BLOCK], max(t.shape[3] for t in (q, k, v) if t is not None), q.dtype)
         self.q, self.k, self.v, self.table = (
             t if t is None or t.stride(-1) == 1 else t.contiguous() for t in (q, k, v, table)
         )
@@ -100,7 +111,6 @@ class _Bound:
         n, heads, queries, _ = q.shape
         groups, keys = k.shape[1], k.shape[2]
         self.slots = known[words.ROOM] or known[words.EDGE_SLOTS]
-        self.edges = self.slots
         self.sizes = (queries, keys, heads, groups)
         self.factors = (float(attrs["scale"]), float(cap or 1.0))
         self.strides = [s for t in (self.q, self.k, self.v) if t is not None for s in t.stride()[:3]]
@@ -151,7 +161,7 @@ def block_sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs) -> Call:
         for dgates in rest:
             count = len(dgates)
             kernels.gate_gradients[(-(-count // GATES),)](
-                table, edge_grads, dgates, pairs, b.slots, b.edges, count, GATES=GATES, EDGES=EDGES
+                table, edge_grads, dgates, pairs, b.slots, b.slots, count, GATES=GATES, EDGES=EDGES
             )
 
     return run
@@ -176,6 +186,11 @@ def block_mass(outs: Tensors, ins: Tensors, attrs: Attrs) -> Call:
             torch.div(found[0].sum(0), found[1].sum(0).clamp(min=1), out=mass)
 
     return run
+
+
+def word_kernel(table: torch.Tensor, queue: torch.Tensor) -> Call:
+    """Bind the kernel that applies the words of a mirror's queue to the arrays of its table."""
+    return lambda: apply_words[(1,)](table, queue, WIDTH=WORDS, num_warps=4)
 
 
 KERNELS: dict[str, Callable[[Tensors, Tensors, Attrs], Call]] = {

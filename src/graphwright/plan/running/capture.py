@@ -146,6 +146,7 @@ class CaptureExecutable(Executable):
                 except Exception as error:
                     raise self.failed(i, error, ran) from error
                 ran.append(i)
+        self.kernels.note_run()
         if self.state.name != FAILED:
             self.state = CaptureState(DONE) if recording else CaptureState(WARM, self.state.warm + 1)
 

@@ -240,6 +240,7 @@ class Executable:
                 call()
         except Exception as error:
             raise self._failed_call(len(bound.calls) - length_hint(calls) - 1, error) from error
+        bound.note_run()
 
     def _run_slice(self, part: PlanSlice) -> None:
         if part.plan is not self.plan:
@@ -312,6 +313,8 @@ class Executable:
         try:
             if plan is not None and self.plan is not plan:
                 raise PlanReplaced
+            if self.kernels.mirrors:
+                self.kernels.send_edits()
             yield
         finally:
             self._end()
@@ -539,6 +542,8 @@ class _CheckedRun:
         if self._space.kernels.stale or self._single:
             self._refresh()
         with reading(self._space.kernels.patterns):
+            if self._space.kernels.mirrors:
+                self._space.kernels.send_edits()
             self._space.execute()
 
 

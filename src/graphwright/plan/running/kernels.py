@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from itertools import accumulate, chain, repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import finalize, ref
 
 import numpy as np
 
 from graphwright.array import CPU, NDArray, Storage, WriteCount, Writers, backend
 from graphwright.array.backend import queued_failure
+from graphwright.array.pattern_mirror import MirrorBackend, PatternMirror
 from graphwright.array.vm.encode.fuse import Inner, Member, encode_group
 from graphwright.array.vm.encode.operands import View, copy_row
 from graphwright.array.vm.encode.share import Cut, cut
@@ -175,6 +176,8 @@ class BoundKernels:
         override: the override that is bound, or None.
         patterns: the attention patterns that the plan reads; a run holds them, so that edits wait.
         pattern_lengths: (path, pattern, queries, keys) of each attention that begins at the first query of a pattern.
+        mirrors: key of a pattern -> its copy on the device, of which `send_edits` and `note_run` are the two ends of a
+            run.
     """
 
     def __init__(
@@ -198,6 +201,7 @@ class BoundKernels:
         self.override: Override | None = None
         self.seen = -1
         self._rebind = False  # the call list must be made again
+        self.mirrors: dict[str, PatternMirror] = {}
         self._given: dict[str, NDArray] = {}  # arrays of the variables
         self._bound: dict[str, NDArray] = {}  # what is read for them: the same, or copies on the device
         self._copied: list[tuple[NDArray, int]] = []
@@ -213,6 +217,7 @@ class BoundKernels:
         self._code = VmCode()
         self._segments: dict[Any, Any] = {}
         self._scratch: np.ndarray | None = None
+        self._first_reader = -1
         self._clear_calls()
 
     def _clear_calls(self) -> None:
@@ -344,7 +349,8 @@ class BoundKernels:
             self._forget_arrays(changed)
         outdated = any(array.storage.version != version for array, version in self._copied)
         self._forget_variables(self._given.keys() - self.variables.keys())
-        self._copied = [(a, a.storage.version) for key, a in self._given.items() if a is not self._bound[key]]
+        self._copied = [(a, a.storage.version) for key, a in self._given.items()
+                        if a is not self._bound[key] and key not in self.mirrors]  # fmt: skip
         for array, _ in self._copied if outdated else ():
             converted(array, array.dtype, self.device)  # writes the new values to the same address
         refold = first or bool(changed) or any(array.storage.version != version for array, version in self._folded)
@@ -366,6 +372,7 @@ class BoundKernels:
             self._forget_view(slot)
         for key in keys:
             del self._given[key], self._bound[key]
+            self.mirrors.pop(key, None)
 
     def _forget_arrays(self, keys: Set[str]) -> None:
         """Drop the views of variables whose array is another now, and the calls that read or write them."""
@@ -400,7 +407,36 @@ class BoundKernels:
         if data.device != home and key in self.plan.buffer_layout.written:
             variable.data = data.to(home)
             return variable.data
+        if home != CPU and isinstance(variable, PatternVariable):
+            mirror = self.mirrors.get(key)
+            if mirror is None or mirror.pattern is not variable.pattern:
+                mirror = self.mirrors[key] = PatternMirror(variable.pattern, cast(MirrorBackend, self.backend))
+            return mirror.table
         return converted(data, data.dtype, home)
+
+    def send_edits(self) -> None:
+        """Queue the edits of patterns since the last run; calls are bound again if a pattern outgrew its arrays."""
+        outgrown = {key for key, mirror in self.mirrors.items() if mirror.send()}
+        if outgrown:
+            self._bound |= {key: self.mirrors[key].table for key in outgrown}
+            self._forget_arrays(outgrown)
+            self._bind_calls()
+
+    def note_run(self) -> None:
+        """Note that a run was launched, which applies the edits that `send_edits` queued."""
+        for mirror in self.mirrors.values():
+            mirror.ran()
+
+    def _edits_before(self, start: int, stop: int) -> list[Any]:
+        """Return the calls that apply edits, if the first instruction that reads a pattern is one of these."""
+        return [mirror.apply for mirror in self.mirrors.values()] if start <= self._first_reader < stop else []
+
+    def _find_reader(self) -> int:
+        """Return the first instruction that reads a pattern's copy; -1 if there is none."""
+        tables = self.plan.buffer_layout.tables
+        instrs = enumerate(self.plan.instrs) if self.mirrors else ()
+        return next((i for i, instr in instrs
+                     if any(tables.buffers[tables.holders[s]][2] in self.mirrors for s in instr.ins)), -1)  # fmt: skip
 
     def _fold(self) -> None:
         """Compute values that depend on frozen weights only, and drop the calls that read them at an old address."""
@@ -468,6 +504,7 @@ class BoundKernels:
     def _bind_calls(self) -> None:
         plan, tables = self.plan, self.plan.buffer_layout.tables
         self._clear_calls()
+        self._first_reader = self._find_reader()
         segments: dict[Any, Any] = {}
         nearby = {id(op): known for rows, known in self._segments.values() for op in (rows[0], rows[-1])}
         for segment in plan.segments:
@@ -510,7 +547,8 @@ class BoundKernels:
         together = {group[0]: group[-1] + 1 for group in self.plan.groups}
         while start < stop:
             end = together.get(start, start + 1)
-            self._add_calls(end - start, [*self._wait_before(start), *self._calls_of(start, end)])
+            before = [*self._wait_before(start), *self._edits_before(start, end)]
+            self._add_calls(end - start, [*before, *self._calls_of(start, end)])
             start = end
 
     def _bind_aten(self, start: int, stop: int) -> None:
@@ -521,6 +559,8 @@ class BoundKernels:
         commit = self.plan.commit_start
         if start <= commit < stop:
             lists[commit - start] = [*self._wait_before(commit), *lists[commit - start]]
+        if edits := self._edits_before(start, stop):
+            lists[self._first_reader - start] = [*edits, *lists[self._first_reader - start]]
         self._sizes.append(map(len, lists))
         self.calls += chain.from_iterable(lists)
 
