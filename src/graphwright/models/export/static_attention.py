@@ -6,20 +6,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graphwright.models.codegen.patterns import pattern_of, sparse_attentions, why_not_static
 from graphwright.models.export.affine_map import constant, constants
-from graphwright.ops import traits
 from graphwright.patterns.positional import causal_rule
 from graphwright.patterns.rules import extensible
 from graphwright.program.editing.replace import remove_unread, take_over
-from graphwright.program.op_graph import Value
-from graphwright.program.patterns import pattern_at
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
     from graphwright.models.model import Model
-    from graphwright.patterns import Pattern
     from graphwright.program.editing.transaction import Transaction
-    from graphwright.program.program import Program
+    from graphwright.program.op_graph import Value
 
 LONGEST = 32768
 """Number of tokens up to which a pattern that grows by its rule is exported; files refuse longer texts."""
@@ -44,36 +41,6 @@ def with_static_attention(model: Model) -> Model:
         if pattern.rule is not None and extensible(pattern.rule) and pattern.tokens[0] < longest:
             pattern.extend(longest)
     return model.with_program(twin)
-
-
-def sparse_attentions(p: Program) -> list[NodeId]:
-    """Return the attentions over patterns on which the outputs depend."""
-    needed = p.reachable([*p.outputs(), *p.assigns()])
-    return [n for n in p.of_traits(attention=True) if n in needed and traits(p.op(n)).table is not None]
-
-
-def pattern_of(p: Program, node: NodeId) -> Pattern | None:
-    """Return the pattern that an attention reads; None if its table is not from a `pattern` node."""
-    table = traits(p.op(node)).table
-    return None if table is None else pattern_at(p, p.operands(node)[table].node)
-
-
-def why_not_static(p: Program, node: NodeId) -> str:
-    """Return the reason why an export cannot write the attention `node` over a pattern as a mask; "" if it can."""
-    attrs, pattern = p.attrs(node), pattern_of(p, node)
-    if pattern is None:
-        return "its table does not belong to a pattern of the program"
-    if attrs["softcap"] is not None:
-        return f"softcap {attrs['softcap']} bounds its scores"
-    if "gates" in attrs["optional"]:
-        return "its edges have gates that are not all 0 or 1; harden them first"
-    if attrs["optional"]:
-        return f"it reads {', '.join(attrs['optional'])}"
-    if not pattern.causal or pattern.tokens[0] != pattern.tokens[1]:
-        return f"only causal patterns of equal lengths of queries and keys can be written, and this one is {pattern}"
-    if any(p.edge_value(edge).port for edge in p.out_edges(node)) or Value(node, 1) in p.outputs():
-        return "its log-sum-exp is read"
-    return ""
 
 
 # -- gates -------------------------------------------------------------------------------------------------------------
