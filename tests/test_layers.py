@@ -23,7 +23,7 @@ LEVELS = [
     {"nn", "optim", "amp", "data", "distributions", "metrics"},
     {"models", "evolve"},
     {"surgery", "structure"},
-    {"experts", "lifecycle"},
+    {"attention", "experts", "lifecycle"},
     {"cli", "testing"},
     {"__init__", "__main__"},
 ]
@@ -49,8 +49,13 @@ FACADES_REACH_UP = {
     ("models/model.py", "graphwright.surgery"),
 }
 """Methods of a facade whose code is in a layer above import it when they are called: (file, module)."""
-REGISTRIES_LOAD = {("program/constraints.py", "graphwright.surgery.constraints")}
-"""A registry, when it is read, loads the module of a layer above that enters its rows, by name: (file, module)."""
+REGISTRIES_LOAD = {
+    ("program/constraints.py", "graphwright.surgery.constraints"),
+    ("patterns/pattern.py", "graphwright.attention"),
+}
+"""A registry, when it is read, loads the module of a layer above that enters its rows, by name: (file, module).
+
+So do the methods of `Pattern` whose code is in `attention`, which all layers between them import."""
 FACADES = {
     "program/program.py": {"program/builder.py": "constructs programs, for tracing, taping and loading too"},
     "plan/plan.py": {"plan/compile.py": "caches the plans that it makes"},

@@ -75,8 +75,9 @@ def remember(pattern: Pattern, edges: EdgeArray, found: Array) -> None:
     with pattern.writing():
         there = np.isin(np.asarray(edges), np.asarray(pattern.edges()))
         edges, found = EdgeArray(np.asarray(edges)[there]), np.asarray(found)[there]
-        score = pattern.edges["score"][edges]
-        pattern.edges["score"][edges] = np.where(score == 0, found, MEMORY * score + (1 - MEMORY) * found)
+        column = pattern.graph.edges["score"]  # of the graph: a score is no edit, so the pattern's version stays
+        score = column[edges]
+        column[edges] = np.where(score == 0, found, MEMORY * score + (1 - MEMORY) * found)
 
 
 @checked

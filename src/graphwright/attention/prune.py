@@ -37,7 +37,9 @@ class Pruned(Report):
     lost: float
 
     def _text(self) -> str:
-        return f"{len(self.pairs)} edges cut, {self.edges} left ({self.density:.1%}); a row lost at most {self.lost:.3g}"
+        return (
+            f"{len(self.pairs)} edges cut, {self.edges} left ({self.density:.1%}); a row lost at most {self.lost:.3g}"
+        )
 
 
 @checked
@@ -62,7 +64,9 @@ def prune(
         BudgetUnreachable if too many edges are kept for the target; then nothing changes.
     """
     if (mass is None) == (target_density is None):
-        raise UsageError("one of `mass` and `target_density` is needed", got=f"mass={mass}, target_density={target_density}")
+        raise UsageError(
+            "one of `mass` and `target_density` is needed", got=f"mass={mass}, target_density={target_density}"
+        )
     with pattern._transaction("prune", author):
         edges, pairs = pattern.edges(), pattern.pairs()
         weights, row = normalised(pattern, pairs)

@@ -61,7 +61,9 @@ def sparsify(
         for node, own in chosen.items():
             if id(own) not in tables:
                 each = f"{_module(p, node)}.pattern"
-                tables[id(own)] = _table(e, own, each if isinstance(pattern, Mapping) else name or own.name or "pattern")
+                tables[id(own)] = _table(
+                    e, own, each if isinstance(pattern, Mapping) else name or own.name or "pattern"
+                )
             _replace(e, node, own, tables[id(own)])
     return model
 
@@ -137,8 +139,10 @@ def _check(p: Program, node: NodeId, pattern: Pattern) -> None:
         fits = rows <= pattern.tokens[0] and columns <= pattern.tokens[1]
         fits &= "q_start" in attrs["optional"] or not attrs["causal"] or start == columns - rows
     if not fits:
-        raise PatternShape("the pattern does not have the lengths of the queries and keys", where=path,
-                           expected=f"{rows} queries, {columns} keys", got=f"{pattern.tokens[0]} and {pattern.tokens[1]}")  # fmt: skip
+        error = PatternShape("the pattern does not have the lengths of the queries and keys",
+                             expected=f"{rows} queries, {columns} keys", got=repr(pattern))  # fmt: skip
+        error.where = path
+        raise error
 
 
 # -- the edit ----------------------------------------------------------------------------------------------------------

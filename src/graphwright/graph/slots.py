@@ -379,6 +379,9 @@ class CountedCells:
         self._cells[key] = value
         self._counter[0] += 1
 
+    def __len__(self) -> int:
+        return len(self._cells)
+
 
 class Column:
     """One typed column of a slot table, with a row per slot; see `ColumnSpec`."""

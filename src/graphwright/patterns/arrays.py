@@ -40,9 +40,9 @@ def to_arrays(self: Pattern) -> dict[str, Array]:
     """Return the saved form: arrays by name; numbers and the generator are JSON text, as uint8, under "facts"."""
     with self.reading():
         data = self.graph.to_dict(arrays=True)
-        found = {
-            f"{part}.{name}": np.asarray(data[part][name], np.int32) for part, names in TABLES.items() for name in names
-        }
+        found: dict[str, Array] = {}
+        for part, names in TABLES.items():
+            found |= {f"{part}.{name}": np.asarray(data[part][name], np.int32) for name in names}
         for part, names in COLUMNS.items():
             found |= {f"{part}.{name}": data[part]["columns"][name]["rows"] for name in names}
         slots = self.edges().index
@@ -87,8 +87,9 @@ def _loaded(cls: type[Pattern], data: Mapping[str, Array]) -> Pattern:
         raise PatternFileError(
             "the pattern has more tokens than blocks hold", expected=f"<= {limit}", got=queries + keys
         )
-    segments = [Segments(*(_segment(data[f"segments.{number}.{side}"], count) for side, count in (("q", queries), ("k", keys))))
-                for number in range(sum(name.startswith("segments.") for name in data) // 2)]  # fmt: skip
+    segments: list[Segments] = []
+    while (name := f"segments.{len(segments)}") + ".q" in data:
+        segments.append(Segments(_segment(data[f"{name}.q"], queries), _segment(data[f"{name}.k"], keys)))
     base = rules.from_json(facts["base"], segments)
     if not isinstance(base, rules.Position):
         raise PatternFileError("the base rule is not one by position", got=base.kind)

@@ -1,4 +1,4 @@
-"""Patterns from and to masks: dense ones, functions of positions, and FlexAttention's block masks. Methods of `Pattern`.
+"""Patterns from and to masks: dense, functions of positions, block masks of FlexAttention. Methods of `Pattern`.
 
 torch is imported only by `to_flex`, and used by `from_flex` through the tensors that it is given.
 """

@@ -126,9 +126,8 @@ def topk(
         keep_own: the query's own block is always one of them.
     Raises: ShapeError, UsageError for n < 1. The pattern has no generator: its edges depend on values.
     """
-    queries, keys = (
-        np.atleast_3d(np.asarray(x, np.float64)) if np.ndim(x) == 3 else np.asarray(x)[None] for x in (q, k)
-    )
+    queries, keys = (np.asarray(x, np.float64) for x in (q, k))
+    queries, keys = (x[None] if x.ndim == 2 else x for x in (queries, keys))
     if queries.ndim != 3 or keys.ndim != 3 or queries.shape[::2] != keys.shape[::2]:
         raise ShapeError("q and k do not fit", expected="[planes, Tq, d] and [planes, Tk, d]",
                          got=f"{np.shape(q)} and {np.shape(k)}")  # fmt: skip
@@ -137,7 +136,7 @@ def topk(
     pattern = Pattern((queries.shape[1], keys.shape[1]), block, planes, causal, **options)
     frame = pattern.frame
     q_mean, k_mean = (_means(x, block) for x in (queries, keys))
-    i0, i1 = frame.query_span(np.arange(frame.rows))
+    _, i1 = frame.query_span(np.arange(frame.rows))
     seen = frame.key_span(np.arange(frame.columns))[0] <= i1[:, None] if causal else None
     for plane in range(planes):
         scores = q_mean[plane] @ k_mean[plane].T

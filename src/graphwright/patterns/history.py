@@ -24,7 +24,6 @@ class Owner(Protocol):
         ...
 
 
-
 class Entry:
     """One transaction; `change` is built from the noted rows when it is first asked for."""
 

@@ -11,49 +11,72 @@ from graphwright.graph import EditBusy
 
 
 class RunLock:
-    """A re-entrant lock for edits, which wait until no run reads; a run waits until no other thread edits.
+    """A re-entrant lock for edits, which wait until no run reads; a run waits for edits that are open or waiting.
 
     A thread that edits may read its own unfinished edit. Waiting ends with `EditBusy` after `timeout` seconds.
     """
 
-    __slots__ = ("_free", "_lock", "acquire", "readers", "release", "timeout")
+    __slots__ = ("_changed", "_depth", "_lock", "_readers", "_waiting", "acquire", "release", "timeout")
 
     def __init__(self, timeout: float) -> None:
         self._lock = threading.RLock()
-        self._free = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)
         self.acquire, self.release, self.timeout = self._lock.acquire, self._lock.release, timeout
-        self.readers = 0
+        self._readers: dict[int, int] = {}
+        """Thread -> number of its runs that read now."""
+        self._depth, self._waiting = 0, 0
 
     @contextmanager
     def reading(self) -> Generator[None]:
-        """Hold off edits of other threads. Raises EditBusy if one does not end in time."""
+        """Hold off edits of other threads. Raises: EditBusy if one does not end in time."""
+        thread, end = threading.get_ident(), time.monotonic() + self.timeout
         if not self.acquire(timeout=self.timeout):
-            expected = f"the end of its edit within {self.timeout} s"
-            raise EditBusy("another thread is editing this pattern", expected=expected,
-                           fix="end the edit block before the run, or set a longer pattern.timeout")  # fmt: skip
-        self.readers += 1
-        self.release()
+            raise self._busy("another thread is editing this pattern")
+        own = self._depth > 0
+        try:
+            while not own and self._waiting and thread not in self._readers:  # edits go first: runs may be endless
+                if not self._changed.wait(max(end - time.monotonic(), 0)):
+                    raise self._busy("another thread waits to edit this pattern")
+            if not own:
+                self._readers[thread] = self._readers.get(thread, 0) + 1
+        finally:
+            self.release()
         try:
             yield
         finally:
-            with self._free:
-                self.readers -= 1
-                self._free.notify_all()
-
-    def wait(self) -> None:
-        """Take the lock for an edit: within the timeout, and while no run reads. Raises EditBusy."""
-        end = time.monotonic() + self.timeout
-        if not self.acquire(timeout=self.timeout):
-            raise EditBusy("another thread is editing this pattern", expected=f"the edit lock within {self.timeout} s",
-                           fix="end its edit block first, or set a longer pattern.timeout")  # fmt: skip
-        while self.readers:
-            if not self._free.wait(max(end - time.monotonic(), 0)) and self.readers:
-                self.release()
-                raise EditBusy("a run reads this pattern", expected=f"the end of the run within {self.timeout} s",
-                               fix="edit between runs, or set a longer pattern.timeout")  # fmt: skip
+            if not own:
+                with self._changed:
+                    self._readers[thread] -= 1
+                    if not self._readers[thread]:
+                        del self._readers[thread]
+                    self._changed.notify_all()
 
     def __enter__(self) -> None:
-        self.wait()
+        if not self.acquire(False) and not self.acquire(timeout=self.timeout):
+            raise self._busy("another thread is editing this pattern")
+        if self._readers and not self._depth:
+            self._wait()
+        self._depth += 1
 
     def __exit__(self, *_: object) -> None:
+        self._depth -= 1
         self.release()
+
+    def _wait(self) -> None:
+        """Wait until no run reads, with the lock taken; on failure it is released. Raises: EditBusy."""
+        end = time.monotonic() + self.timeout
+        self._waiting += 1
+        try:
+            while self._readers:
+                if not self._changed.wait(max(end - time.monotonic(), 0)) and self._readers:
+                    self.release()
+                    raise self._busy("a run reads this pattern")
+        finally:
+            self._waiting -= 1
+            if not self._waiting and self._lock.acquire(False):
+                self._changed.notify_all()
+                self._lock.release()
+
+    def _busy(self, what: str) -> EditBusy:
+        return EditBusy(what, expected=f"its end within {self.timeout} s",
+                        fix="edit between runs, or set a longer pattern.timeout")  # fmt: skip

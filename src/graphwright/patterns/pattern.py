@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, cast
+from importlib import import_module
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from graphwright.graph import EdgeArray, EdgeId, Graph, Mask
 from graphwright.graph.views import TableView
 
 from ..errors import UsageError
+from ..signatures import late
 from . import algebra, arrays, content, convert, edits, growth, replay, table
 from .changes import PatternChange
 from .errors import PatternShape
@@ -248,12 +250,12 @@ class Pattern:
         self, why: str, author: str | None = None, nested: bool = True
     ) -> AbstractContextManager[None]:
         """Return a context that notes edits in one entry; a transaction inside another one is a part of it."""
-        inner = self._noting(why, author, nested)
-        return inner if self.owner is None else self._owned(self.owner, inner)
+        noting = self._noting(why, author, nested)
+        return noting if self.owner is None else self._owned(self.owner, noting)
 
     @contextmanager
-    def _owned(self, owner: Owner, inner: AbstractContextManager[None]) -> Generator[None]:
-        with owner.holding(), inner:  # a run holds the program before it holds the pattern, so an edit does too
+    def _owned(self, owner: Owner, noting: AbstractContextManager[None]) -> Generator[None]:
+        with owner.holding(), noting:  # a run holds its program before its patterns, so an edit does too
             yield
 
     @contextmanager
@@ -286,7 +288,7 @@ class Pattern:
     # -- history -----------------------------------------------------------------------------------------------------
     @property
     def owner(self) -> Owner | None:
-        """A function that is given (change, why, author) of each transaction after it was applied; it owns undo."""
+        """What journals the transactions in place of the pattern, such as a program; it owns undo."""
         return self._history.owner
 
     @owner.setter
@@ -315,15 +317,28 @@ class Pattern:
             self._history.redone()
             self.version += 1
 
-    def apply(self, change: PatternChange) -> None:
-        """Apply a change without recording it.
+    def apply(self, change: PatternChange | Applies) -> Any:
+        """Apply a change without recording it, or connect proposed edges in one entry of the journal and return them.
 
-        Raises: NotUndoable if the change does not fit the pattern, because later edits were not undone first; then the
-        pattern is unchanged.
+        Raises: NotUndoable if a change does not fit the pattern, because later edits were not undone first; EdgeExists
+        if a proposed edge was connected meanwhile. Then the pattern is unchanged.
         """
+        if not isinstance(change, PatternChange):
+            return change.apply(self)
         with self._lock:
             replay.perform(self, change)
             self.version += 1
+
+    # -- methods of a layer above ------------------------------------------------------------------------------------
+    @late
+    def prune(self):
+        """Cut the edges that carry the least attention; see `graphwright.attention.prune`."""
+        return _attention("prune")
+
+    @late
+    def propose(self):
+        """Rank absent edges by how much they would lower the loss; see `graphwright.attention.propose`."""
+        return _attention("propose")
 
     # -- other files of this folder ----------------------------------------------------------------------------------
     pairs = content.pairs
@@ -354,6 +369,19 @@ class Pattern:
         return f"Pattern({name}{queries} x {keys} tokens, block {self.block}{planes}, {len(self)} edges)"
 
 
+def _attention(name: str) -> Any:
+    """Return a function of the layer that runs patterns, by name, so that no import circle arises."""
+    return getattr(import_module("graphwright.attention"), name)
+
+
+class Applies(Protocol):
+    """Edits that are proposed, such as those of `propose`."""
+
+    def apply(self, pattern: Pattern) -> Any:
+        """Make the edits."""
+        ...
+
+
 class PatternEdit:
     """The verbs of an open transaction; `Pattern.edit` gives it."""
 
@@ -378,6 +406,10 @@ class PatternEdit:
         Raises: StaleHandle, UsageError for another column, DTypeError for a value that it cannot hold.
         """
         edits.write(self.pattern, edges, columns)
+
+    def prune(self, mass: float | None = None, relative: Any = "none", **options: Any) -> Any:
+        """Cut the edges that carry the least attention; see `Pattern.prune`."""
+        return self.pattern.prune(mass, relative, **options)
 
 
 def as_segments(given: Any, frame: Frame) -> Segments | None:

@@ -1,4 +1,4 @@
-"""The masks of edges that neither all pairs nor the base rule describe: rows of one array, reused when edges are cut."""
+"""The masks of edges of kind MASKED: rows of one array, which are reused when edges are cut."""
 
 from __future__ import annotations
 

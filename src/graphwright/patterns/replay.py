@@ -4,6 +4,7 @@
 # The files of this folder share private attributes of a pattern.
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +35,7 @@ def perform(self: Pattern, change: PatternChange) -> None:
         growth.resize(self, after, change.segments)
     op = change.rows["op"]
     borders = [0, *(np.flatnonzero(np.diff(op)) + 1).tolist(), len(op)]
-    for start, end in zip(borders, borders[1:], strict=False):
+    for start, end in pairwise(borders):
         try:
             if start < end:
                 rows = {name: array[start:end] for name, array in change.rows.items()}

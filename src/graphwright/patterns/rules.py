@@ -397,6 +397,9 @@ def mapped(rule: Rule, change: Callable[[Segments | None], Segments | None]) -> 
     return replace(rule, segments=change(rule.segments)) if isinstance(rule, Position) else rule
 
 
+_LEAST = {("position", "window"): 1, ("star", "window"): 1, ("dilated", "stride"): 1}
+
+
 def to_json(rule: Rule, found: list[Segments]) -> dict[str, Any]:
     """Return a rule as JSON values; its segments are appended to `found`, and written as their index."""
     saved: dict[str, Any] = {"kind": rule.kind}
@@ -424,9 +427,7 @@ def from_json(saved: Any, found: list[Segments]) -> Rule:
         elif name == "how":
             if value not in HOW:
                 raise PatternFileError("the rule of the saved pattern is unknown", expected=sorted(HOW), got=value)
-        elif value is not None and (
-            not isinstance(value, int) or value < (name in ("window", "stride") and kind != "dilated")
-        ):
+        elif value is not None and (not isinstance(value, int) or value < _LEAST.get((kind, name), 0)):
             raise PatternFileError("a number of the saved rule is out of range", where=f"{kind}.{name}", got=value)
     return KINDS[kind](**given)
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.patterns.table import MASKED
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.op_graph import OpGraph
 from graphwright.report import Report, listed, plain
@@ -195,25 +194,9 @@ def _pattern_diff(key: str, now: Pattern, before: Pattern) -> PatternDiff:
     facts = {n: (getattr(before, n), getattr(now, n)) for n in names if getattr(before, n) != getattr(now, n)}
     if facts.keys() & {"block", "planes"}:
         return PatternDiff(key, facts=facts)
-    after, old = _edge_facts(now), _edge_facts(before)
-    return PatternDiff(
-        key,
-        added=tuple(sorted(after.keys() - old.keys())),
-        removed=tuple(sorted(old.keys() - after.keys())),
-        changed=tuple(sorted(pair for pair in after.keys() & old.keys() if after[pair] != old[pair])),
-        facts=facts,
-    )
-
-
-def _edge_facts(pattern: Pattern) -> dict[Pair, tuple[Any, ...]]:
-    """Map each edge to its kind, gate, pin and packed mask."""
-    slots, columns = pattern.edges().index, pattern.graph.buffers().edge_columns
-    blocks, masks = pattern.held(slots), iter(pattern.held(slots).bits)
-    rows = zip(pattern.pairs().tolist(), blocks.kind.tolist(), *(columns[n][slots].tolist() for n in ("gate", "pinned")))
-    return {
-        (plane, q, k): (kind, gate, pinned, next(masks).tobytes() if kind == MASKED else b"")
-        for (plane, q, k), kind, gate, pinned in rows
-    }
+    found = before.diff(now)
+    added, removed, changed = (tuple(map(tuple, rows.tolist())) for rows in (found.added, found.removed, found.changed))
+    return PatternDiff(key, added, removed, changed, facts)
 
 
 def _resized(p: Program, other: Program) -> dict[str, tuple[int, int]]:

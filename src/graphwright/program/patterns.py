@@ -144,7 +144,7 @@ class PatternOwner:
     def __call__(self, change: PatternChange, why: str, author: str | None) -> None:
         """Journal a change of the pattern that was applied already."""
         p, key = self._found()
-        p.history.commit_pattern(key, change, why, "human" if author is None else author)
+        p.history.commit_pattern(key, change, why, author)
 
     def _found(self) -> tuple[Program, str]:
         p, variable = self._program(), self._variable()
@@ -181,6 +181,10 @@ def adopt_all(p: Program) -> None:
         if pattern.owner is None and isinstance(variable, PatternVariable):
             pattern.name = key
             adopt(p, variable)
+
+
+PATTERN_DTYPES = {"I64": "<i8", "I32": "<i4", "F32": "<f4", "U8": "|u1", "U64": "<u8"}
+"""Dtype tag in a file -> numpy dtype, of the arrays of patterns."""
 
 
 # -- saved forms -------------------------------------------------------------------------------------------------------

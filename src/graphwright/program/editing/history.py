@@ -13,7 +13,7 @@ from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program.editing.edits import Annotation, EditPattern, SetWeight, sort_weights
 from graphwright.program.editing.interrupts import defer_interrupts
-from graphwright.program.editing.journal import Undo, caller
+from graphwright.program.editing.journal import AUTHORS, Undo, caller
 from graphwright.program.editing.undo_storage import UndoSpill
 from graphwright.program.errors import NotUndoable
 from graphwright.program.exclusive import exclusive
@@ -138,8 +138,11 @@ class History:
         self._committed(entry, undo)
         return entry
 
-    def commit_pattern(self, key: str, change: PatternChange, why: str, author: str) -> None:
-        """Journal a change of a pattern that was applied already: as a part of the open edit, else as an entry."""
+    def commit_pattern(self, key: str, change: PatternChange, why: str, author: str | None) -> None:
+        """Journal a change of a pattern that was applied already: as a part of the open edit, else as an entry.
+
+        The author of an entry is `human` without an author, and `pass` for one that the journal does not have.
+        """
         p, edit = self.program, EditPattern(key, change)
         variable = p.weights.at_key(key)
         assert isinstance(variable, PatternVariable)
@@ -152,7 +155,7 @@ class History:
             variable.follow(change)
             undo = Undo((edit,), (edit.invert(p),), {}, (p.valid, p.valid))
             entry = p.journal.append(
-                why, author, line=caller(), base_version=p.version, edits=[record], before=before, after=p.state_hash(),
+                why, author if author in AUTHORS else "pass" if author else "human", line=caller(), base_version=p.version, edits=[record], before=before, after=p.state_hash(),
                 undo=undo,
             )  # fmt: skip
             self._committed(entry, undo)

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from graphwright.array import CPU, NDArray, Spec, Storage
+from graphwright.array import CPU, NDArray, Storage
 from graphwright.array.dtype import BY_TAG
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import CycleError, GraphwrightError
-from graphwright.files import StrPath, open_regular, parse_json, read_whole
+from graphwright.files import StrPath, blake2b_128, open_regular, parse_json, read_whole
 from graphwright.graph import ColumnSpec, chain
 from graphwright.program.builder import new_program
 from graphwright.program.constraints import constraint_from_json
@@ -31,7 +31,7 @@ from graphwright.program.files.save import FORMAT, MIDDLE, PREFIX, SCHEMA, SUFFI
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import KINDS, STORED
 from graphwright.program.op_graph import EDGE_COLUMNS, NODE_COLUMNS, is_key, is_name
-from graphwright.program.patterns import PatternVariable, adopt_all, pattern_from_arrays
+from graphwright.program.patterns import PATTERN_DTYPES, PatternVariable, adopt_all, pattern_from_arrays
 from graphwright.program.primitives import list_key, order_back_edges, set_order, set_outputs, touch
 from graphwright.program.program_graph import ProgramGraph
 from graphwright.program.validate import validate
@@ -135,9 +135,9 @@ class TensorFiles:
         arrays: dict[str, np.ndarray] = {}
         for name, digest in forms.table(digests, None, at).items():
             info = self.patterns.info(f"{key}/{name}")
-            arrays[name] = host = np.frombuffer(bytearray(self.patterns.bytes(info.key)), BY_TAG[info.tag].numpy)
-            arrays[name] = host = host.reshape(info.shape)
-            if digest_of(Spec(info.shape, BY_TAG[info.tag]), host) != forms.text(digest, at):
+            content = bytearray(self.patterns.bytes(info.key))
+            arrays[name] = np.frombuffer(content, PATTERN_DTYPES[info.tag]).reshape(info.shape)
+            if blake2b_128(content) != forms.text(digest, at):
                 what = "the bytes of a pattern are damaged: their digest does not match"
                 raise ProgramFileError(what, where=f"{at}, {name}", expected=digest, fix=forms.RESTORE)
         return pattern_from_arrays(arrays, at)

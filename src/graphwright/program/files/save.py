@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from graphwright import __version__
-from graphwright.array import NDArray, from_numpy
+from graphwright.array import NDArray
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import UsageError
-from graphwright.files import StrPath, atomic_directory, blake2b_128, check_free, open_regular
+from graphwright.files import StrPath, atomic_directory, blake2b_128, check_free, flat_bytes, open_regular
 from graphwright.graph import chain
 from graphwright.program.editing.undo_storage import Packer
 from graphwright.program.exclusive import exclusive
 from graphwright.program.files.forms import value_form
+from graphwright.program.patterns import PATTERN_DTYPES
 from graphwright.program.weights import digest_of
 from graphwright.safetensors import Checkpoint, TensorData, write_checkpoint
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 FORMAT, SCHEMA = "graphwright-program", 1
 PREFIX, MIDDLE, SUFFIX = b'{"checksum":"', b'","program":', b"}\n"
+_TAGS = {np.dtype(name): tag for tag, name in PATTERN_DTYPES.items()}
 HistoryMode = Literal["full", "edits", "none"]
 
 
@@ -142,16 +144,14 @@ def weight_row(variable: Variable) -> dict[str, Any]:
 
 def _write_patterns(folder: Path, held: Mapping[str, Pattern]) -> dict[str, dict[str, str]]:
     """Write the arrays of patterns by key; return per key a dict from the name of an array to its digest."""
-    digests: dict[str, str] = {}
-    arrays = {key: pattern.to_arrays() for key, pattern in held.items()}
-    items = [
-        _tensor(f"{key}/{name}", from_numpy(array), digests)
-        for key, own in arrays.items()
-        for name, array in own.items()
-    ]
+    items, digests = list[TensorData](), dict[str, dict[str, str]]()
+    for key, pattern in held.items():
+        arrays = {name: np.ascontiguousarray(array) for name, array in pattern.to_arrays().items()}
+        items += [TensorData(f"{key}/{n}", _TAGS[a.dtype], a.shape, lambda a=a: a) for n, a in arrays.items()]
+        digests[key] = {name: blake2b_128(flat_bytes(array)) for name, array in arrays.items()}
     if items:
         write_checkpoint(folder, items, "1TB", stem="patterns")
-    return {key: {name: digests[f"{key}/{name}"] for name in own} for key, own in arrays.items()}
+    return digests
 
 
 def write_body(folder: Path, body: dict[str, Any]) -> None:
