@@ -325,7 +325,11 @@ class BlockEntropyBackward(Backward):
         q, k, v, table, *extra, attrs = _drawn(rng, gates=True)
         _, lse = call("block_sdpa", *(_array(t) for t in (q, k, v, table, *extra)), **attrs)
         given = [q, k, table, np.asarray(lse), *extra]
-        return [*given, np.asarray(call("block_entropy", *map(_array, given), **attrs)), rng.normal(size=lse.shape)], attrs
+        return [
+            *given,
+            np.asarray(call("block_entropy", *map(_array, given), **attrs)),
+            rng.normal(size=lse.shape),
+        ], attrs
 
 
 def _array(x: Any) -> Any:

@@ -205,13 +205,13 @@ class Attention(nn.Module):
             padding = (run.tokens.to(here).cumsum(-1) == 0).sum(-1)[:, None, None, None]
         padded = run.tokens is not None and not run.tokens.all()
         aligned = 128 % self.block == 0 or self.block % 128 == 0
-        if here.type == "cuda" and aligned and run.T == length and run.attentions is None and not padded:
+        if here.type == "cuda" and aligned and length == run.T and run.attentions is None and not padded:
             return self.block_mask(table, heads, length)
         plane = torch.arange(self.planes, device=here)[:, None, None]
         i = torch.arange(run.T, device=here)[:, None] + run.past - padding
         j = torch.arange(length, device=here) - padding
         seen = (j >= 0) & (j <= i) & self.sees(table, plane, i, j)
-        return seen if self.planes == 1 else seen.repeat_interleave(heads // self.planes, 1)
+        return seen if self.planes == 1 else seen.repeat_interleave(heads // self.planes, -3)
 
     def block_mask(self, table, heads, length):
         """The mask of FlexAttention for a prompt; its blocks have at least 128 tokens, as its kernels need."""
@@ -224,7 +224,7 @@ class Attention(nn.Module):
         lists = []
         for blocks in (partial, full):
             blocks = blocks if self.planes == 1 else blocks.repeat_interleave(group, 0)
-            lists += [blocks.sum(-1).int()[None], (~blocks).int().argsort(-1, stable=True).int()[None]]
+            lists += [blocks.sum(-1).int()[None], (~blocks).int().argsort(dim=-1, stable=True).int()[None]]
         sees = lambda b, h, i, j: self.sees(table, h // group, i, j)  # noqa: E731
         return BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=size, mask_mod=sees, seq_lengths=(length, length))''',
     '''def flex(*operands, **options):

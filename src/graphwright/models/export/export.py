@@ -345,7 +345,10 @@ def _receipt(
     before = cost(original) if original is not None else {}
     if model.checkpoint is not None:
         before["nonzero_parameters"] = weight_counts(model.directory)["nonzero_parameters"]
-    after = {**cost(level.written), **weight_counts(folder, level.tables)}  # of the files, which may hold zeros for removed units
+    after = {
+        **cost(level.written),
+        **weight_counts(folder, level.tables),
+    }  # of the files, which may hold zeros for removed units
     costs: dict[str, Any] = {k: ({"before": before[k]} if k in before else {}) | {"after": v} for k, v in after.items()}
     for name, value in cost(model).items():
         costs[name] |= {} if level.written is model or value == costs[name]["after"] else {"program": value}

@@ -60,7 +60,7 @@ def _bake_gates(e: Transaction, node: NodeId) -> None:
     shut = gates == 0
     if not (shut | (gates == 1)).all() or (attrs["where"] == "weight" and shut.any()):
         return
-    pattern.cut(pattern.edges().index[shut])
+    pattern.cut(pattern.edges()[shut])
     optional = tuple(name for name in attrs["optional"] if name != "gates")
     operands = [v for i, v in enumerate(p.operands(node)) if i != at]
     _replace(e, node, p.op(node), operands, {**attrs, "optional": optional})
