@@ -33,16 +33,12 @@ def masked(made: Made, mask: np.ndarray, ids: np.ndarray = IDS) -> np.ndarray:
     with torch.no_grad():
         given = {"full_attention": added[None, None], "sliding_attention": added[None, None]}
         kind = getattr(model.config, "layer_types", None) or getattr(model.config, "sliding_window", None)
-        return model(
-            torch.from_numpy(ids), attention_mask=given if kind is not None else added[None, None]
-        ).logits.numpy()
+        return model(torch.from_numpy(ids), attention_mask=given if kind is not None else added[None, None]).logits.numpy()
 
 
 # -- sparsify ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", FAMILIES)
-def test_all_causal_pairs_equal_dense_attention_and_undo_restores_the_hash(
-    name: str, made: Callable[[str], Made]
-) -> None:
+def test_all_causal_pairs_equal_dense_attention_and_undo_restores_the_hash(name: str, made: Callable[[str], Made]) -> None:
     m = gw.open(made(name).path)
     whole, digest, bits = m.logits(IDS), m.program.hash(), m.logits(IDS, deterministic=True).tobytes()
     assert at.sparsify(m, "layers.*.attn", lambda n: at.causal_full(n, block=8)) is m
@@ -100,13 +96,7 @@ def test_planes_per_head_equal_masks_per_head(made: Callable[[str], Made]) -> No
     at.sparsify(m, "layers.*.attn", pattern)
     before = m.logits(IDS)
     with pattern.edit("another window in plane 3") as e:
-        e.cut(
-            [
-                edge
-                for edge in pattern.edges()
-                if pattern.ends(edge)[0] == 3 and pattern.ends(edge)[1] > pattern.ends(edge)[2] + 1
-            ]
-        )
+        e.cut([edge for edge in pattern.edges() if pattern.ends(edge)[0] == 3 and pattern.ends(edge)[1] > pattern.ends(edge)[2] + 1])
     with_planes = m.logits(IDS)
     assert np.abs(with_planes - before).max() > 1e-3
     pattern.owner.program.undo()  # type: ignore[union-attr]
@@ -160,7 +150,7 @@ def test_padding_does_not_change_the_logits_of_tokens(side: str, made: Callable[
     m = gw.open(made("llama").path)
     at.sparsify(m, "layers.*.attn", at.causal_full(64, block=8))
     mask = np.ones((2, 47), bool)
-    mask[0, : 13 if side == "left" else None] = side != "left"
+    mask[0, :13 if side == "left" else None] = side != "left"
     if side == "right":
         mask[0, 30:] = False
         mask[0, :30] = True

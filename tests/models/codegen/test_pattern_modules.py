@@ -1,4 +1,4 @@
-"""The modules of generated code that hold a pattern: block lists, the mask of tokens, and FlexAttention's block mask."""
+"""Modules of generated code that hold a pattern: block lists, the mask of tokens, and the block mask of FlexAttention."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
@@ -35,7 +35,7 @@ def patterns() -> dict[str, at.Pattern]:
 def module(pattern: at.Pattern) -> Any:
     """The module of generated code that holds a pattern."""
     names: dict[str, Any] = {"torch": torch, "F": F, "nn": nn, "BlockMask": BlockMask}
-    exec(CLASSES["BlockPattern"], names)  # noqa: S102
+    exec(CLASSES["BlockPattern"], names)
     lists = block_lists(pattern)
     made = names["BlockPattern"](*lists.sizes)
     made.load_state_dict({k.removeprefix("x."): torch.tensor(v) for k, v in lists.arrays("x").items()})
