@@ -1,4 +1,4 @@
-"""Modules of generated code that hold a pattern: block lists, the mask of tokens, and the block mask of FlexAttention."""
+"""Modules of generated code that hold a pattern: block lists, the mask of tokens, the mask of FlexAttention."""
 
 from __future__ import annotations
 
