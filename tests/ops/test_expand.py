@@ -42,6 +42,9 @@ WHY_NOT = {
     "a primitive: gates": "gate gate_grad",
     "decides by a position on the host": "rope_dynamic rope_longer",
     "a primitive: rows found through a table": "sdpa_paged routed_attention_cached",
+    "a primitive: edges found through a table": (
+        "block_sdpa block_sdpa_backward block_mass block_gate_gradient block_entropy block_entropy_backward"
+    ),
     "carries state": (
         "kv_append kv_append_paged sgd_step adam_step adamw_step rmsprop_step lion_step muon_step unscale_check "
         "ema_step adagrad_step adadelta_step adamax_step nadam_step radam_step asgd_step rprop_step"

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from random_oracle import RANDOM
+from torch_blocks import BLOCKS
 from torch_experts import (
     dispatch,
     expert_mlp,
@@ -458,6 +459,7 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "tril": lambda ins, a: ins[0].tril(a["diagonal"]),
     "triu": lambda ins, a: ins[0].triu(a["diagonal"]),
     "iota": lambda ins, a: torch.arange(ins[0].shape[a["axis"]]),
+    **BLOCKS,
     **WINDOWS,
     **RANDOM,
 }

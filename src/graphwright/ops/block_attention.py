@@ -1,7 +1,7 @@
 """Block-sparse attention: softmax over the key blocks that a pattern's graph connects to each query block.
 
 The operand `table` has the addresses of the pattern's arrays (`patterns.table`). It is the pattern's own memory, so an
-edit changes the next run and no plan; whoever runs an op holds `pattern.reading()`.
+edit changes the next run and no plan; a thread that runs an op holds `pattern.reading()`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from graphwright.ops.call import call
 from graphwright.ops.emit import TorchModule
 from graphwright.ops.registry import Algorithms, Cost, Row, Saves, Traits, op
 from graphwright.ops.rules import Backward, equal_dim, floating, one_dtype
+from graphwright.patterns import Pattern
 from graphwright.patterns import table as words
 from graphwright.settings import AtLeastOne, Number, Positive
 
@@ -77,8 +78,8 @@ def _check(q: Spec, k: Spec, v: Spec | None, table: Spec, extra: Sequence[Spec],
 
 
 def _check_lse(q: Spec, lse: Spec) -> None:
-    if lse != lse_spec(q):
-        raise ShapeError("the log-sum-exp has the wrong spec", expected=lse_spec(q), got=lse)
+    if floating(lse).shape != q.shape[:3]:
+        raise ShapeError("the log-sum-exp has the wrong shape", expected=lse_spec(q), got=lse)
 
 
 def _group(q: Spec, k: Spec) -> int:
@@ -91,11 +92,15 @@ def _flops(q: Spec, k: Spec, width: int) -> int:
     return 2 * prod(q.sizes[:3]) * k.sizes[2] * width
 
 
-def _axes(u: AxesUse, q: Any, k: Any) -> None:
-    _heads(u)
+def _axes(u: AxesUse, table: int) -> None:
+    """State what the axes of q and k have in common; the table is operand `table`, optional operands begin at 4."""
+    q, k = u.ins[:2]
     u.same(q[0], k[0])
     for term, what in ((q[2], "blocks of queries"), (k[2], "blocks of keys")):
         u.frozen(term, f"the pattern has {what}")
+    for operand in (u.ins[table], *u.ins[4:]):
+        for term in operand:
+            u.frozen(term, "it is read by index")
     if u.attrs["planes"] > 1:
         for term in (q[1], k[1]):
             u.frozen(term, "the pattern has a plane for each head")
@@ -148,7 +153,8 @@ class BlockSdpa(Row):
 
     def axes(u: AxesUse):
         q, k, v = u.ins[:3]
-        _axes(u, q, k)
+        _heads(u)
+        _axes(u, 3)
         return [(*q[:3], v[3]), q[:3]]
 
 
@@ -169,11 +175,9 @@ class BlockSdpaBackward(Backward):
         *extra, out, lse, g = rest
         _check(q, k, v, table, extra, attrs)
         want = Spec((*q.shape[:3], v.shape[3]), q.dtype)
-        if out != want or g != want or lse != lse_spec(q):
-            got = f"{out}, {lse}, {g}"
-            raise ShapeError(
-                "the results or the gradient have the wrong spec", expected=f"{want}, {lse_spec(q)}", got=got
-            )
+        _check_lse(q, lse)
+        if out != want or g != want:
+            raise ShapeError("the result or its gradient has the wrong spec", expected=want, got=f"{out}, {g}")
         gates = named(extra, attrs).get("gates")
         return (q, k, v) if gates is None else (q, k, v, gates)
 
@@ -204,7 +208,7 @@ class BlockMass(_Measure):
     largest. A free slot has 0. `edges` is at least the pattern's number of slots.
     """
 
-    arity = (4, 6)
+    arity, vm = (4, 6), forms.BLOCK_MASS
     attrs = {**_ATTRS, "edges": Attr(StaticSize), "reduce": Attr(Literal["sum", "max"], "sum")}
     traits = Traits(fixed=(2, 3, 4, 5), contiguous=(2, 3))
 
@@ -233,8 +237,7 @@ class BlockGateGradient(_Measure):
     that causality allows; batch elements and the heads of the plane are summed. The exponent is at most 60.
     """
 
-    arity = (8, 9)
-    attrs = {name: _ATTRS[name] for name in ("scale", "softcap", "where", "planes", "optional", "algorithm")}
+    arity, attrs, vm = (8, 9), _ATTRS, forms.BLOCK_GATE_GRADIENT
     traits = Traits(fixed=(4, 6, 7, 8), contiguous=(3, 4, 5, 6, 7))
 
     def infer(q, k, v, out, lse, g, pairs, table, *extra, **attrs):
@@ -260,10 +263,10 @@ class BlockGateGradient(_Measure):
 
 @op("block_entropy")
 class BlockEntropy(Row):
-    """Entropy -Σ a ln a of each query's softmax weights [N, H, Tq]: operands q, k, table, lse, gates, q_start.
+    """Entropy H = -Σ a ln a of each query's weights a = g e^(s - lse) [N, H, Tq].
 
-    A query that sees nothing has 0. `lse` is that of the same q, k and gates; the gradients of these contain what it
-    changes.
+    Operands: q, k and table of `block_sdpa`, its result lse, gates, q_start. A query that sees nothing has 0. lse is an
+    operand like the others: only with the gradient that it passes on to `block_sdpa` is that of q and k the whole one.
     """
 
     arity, attrs = (4, 6), _ATTRS
@@ -277,9 +280,9 @@ class BlockEntropy(Row):
 
     def vjp(g, ins, outs, attrs, needs):
         grads = call("block_entropy_backward", *ins, outs[0], g, **attrs)
-        found = {0: grads[0], 1: grads[1], 3: call("full_like", ins[3], value=0.0)}
+        found = {0: grads[0], 1: grads[1], 3: grads[2]}
         if "gates" in attrs["optional"]:
-            found[4 + attrs["optional"].index("gates")] = grads[2]
+            found[4 + attrs["optional"].index("gates")] = grads[3]
         return tuple(found.get(i) for i in range(len(ins)))
 
     def cost(ins, outs, attrs):
@@ -292,20 +295,22 @@ class BlockEntropy(Row):
 
     def axes(u: AxesUse):
         q, k = u.ins[:2]
-        u.same(q[0], k[0])
         for term in (*q[1:], *k[1:]):
             u.frozen(term, "takes the entropy over keys")
+        for axis in range(3):
+            u.same(u.ins[3][axis], q[axis])
+        _axes(u, 2)
         return [q[:3]]
 
 
 @op("block_entropy_backward")
 class BlockEntropyBackward(Backward):
-    """Gradients dq, dk and, with gates, dgates of `block_entropy`: -g·a (ln a + H) for each score.
+    """Gradients dq, dk, dlse and, with gates, dgates of `block_entropy`: -g·a (ln a + 1) for each score.
 
     Operands: those of `block_entropy`, its result H and the gradient g of it. The gradient of a gate of 0 is 0.
     """
 
-    arity, attrs, results = (6, 8), _ATTRS, ("dq", "dk", "dgates")
+    arity, attrs, results = (6, 8), _ATTRS, ("dq", "dk", "dlse", "dgates")
     traits = Traits(backward_of="block_entropy", fixed=(2, 3), contiguous=(2, 3, -2, -1), opaque=True)
     vjp, why = None, {"vjp": "second derivatives through a pattern are not supported"}
 
@@ -316,7 +321,7 @@ class BlockEntropyBackward(Backward):
         if entropy != lse or g != lse:
             raise ShapeError("the entropy or its gradient has the wrong spec", expected=lse, got=f"{entropy}, {g}")
         gates = named(extra, attrs).get("gates")
-        return (q, k) if gates is None else (q, k, gates)
+        return (q, k, lse) if gates is None else (q, k, lse, gates)
 
     def cost(ins, outs, attrs):
         return Cost(_flops(*ins[:2], 3 * ins[0].sizes[3]), sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
@@ -343,26 +348,24 @@ def _drawn(rng: np.random.Generator, gates: bool | None = None) -> list[Any]:
     planes = (1, 2, 4)[rng.integers(3)]
     q, k, v = (rng.normal(size=(2, h, 5, d)) for h, d in ((4, 3), (2, 3), (2, 2)))
     attrs: dict[str, Any] = {"scale": 0.6, "planes": planes, "softcap": 1.5 if rng.random() < 0.3 else None}
-    extra = []
+    extra: dict[str, Any] = {"q_start": np.int64(0)} if gates is not False and rng.random() < 0.5 else {}
     if gates if gates is not None else rng.random() < 0.5:
-        attrs["optional"], attrs["where"] = ("gates",), "exp" if rng.random() < 0.5 else "weight"
-        extra.append(rng.uniform(0.5, 1.5, 3))
-    return [q, k, v, _sampled(planes).copy(), *extra, attrs]
+        attrs["where"] = "exp" if rng.random() < 0.5 else "weight"
+        extra["gates"] = rng.uniform(0.5, 1.5, 3)
+    attrs["optional"] = tuple(extra)
+    return [q, k, v, _sampled(planes).copy(), *extra.values(), attrs]
 
 
 @cache
 def _sampled(planes: int) -> np.ndarray:
-    """Return the table of a causal pattern whose pair of blocks (1, 0) is not connected in odd planes."""
-    from graphwright.patterns import Pattern
-
-    pattern = _PATTERNS[planes] = Pattern(tokens=(5, 5), block=2, planes=planes)
-    for plane in range(planes):
-        for query in range(3):
-            for key in range(query + 1):
-                if (query, key) != (1, 0) or plane % 2 == 0:
-                    pattern.connect(query, key, plane=plane)
+    """Return the table of a causal pattern of 3 x 3 blocks, some of which are not connected; three gates."""
+    pattern = SAMPLED[planes] = Pattern(tokens=(5, 5), block=2, planes=planes)
+    edges = [pattern.connect(i, j, p) for p in range(planes) for i, j in _CONNECTED if (i, j) != (1, 1) or p % 2 == 0]
+    with pattern.edit("gates") as edit:
+        edit.set(edges, gate=np.arange(len(edges)) % 4 - 1)
     return pattern.table
 
 
-_PATTERNS: dict[int, Any] = {}
-"""Patterns of samples, which own the memory that their tables refer to."""
+_CONNECTED = ((0, 0), (1, 0), (1, 1), (2, 0), (2, 2))
+SAMPLED: dict[int, Pattern] = {}
+"""Number of planes -> the pattern of samples, which owns the memory that its table refers to."""

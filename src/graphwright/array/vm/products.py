@@ -151,7 +151,9 @@ def _pack(b: Any, row_b: Any, col_b: Any, terms: Any, columns: Any, scratch: Any
     elif row_b == 4:
         for j in range(0, columns, 16):
             for k in range(0, terms, 16):
-                transpose(b + j * col_b + 4 * k, col_b, scratch + 4 * j + 4 * PANEL * k, 4 * PANEL, columns - j, terms - k)
+                transpose(
+                    b + j * col_b + 4 * k, col_b, scratch + 4 * j + 4 * PANEL * k, 4 * PANEL, columns - j, terms - k
+                )
     else:
         for k in range(terms):
             for j in range(columns):
