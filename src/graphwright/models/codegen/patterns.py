@@ -84,22 +84,29 @@ def pattern_of(p: Program, node: NodeId) -> Pattern | None:
     return None if table is None else pattern_at(p, p.operands(node)[table].node)
 
 
-def why_not_static(p: Program, node: NodeId) -> str:
-    """Return the reason why the attention `node` over a pattern cannot be written as a mask; "" if it can."""
-    attrs, pattern = p.attrs(node), pattern_of(p, node)
-    if pattern is None:
+def why_not_masked(p: Program, node: NodeId) -> str:
+    """Return the reason why the attention `node` over a pattern differs from dense attention with a mask; "" if not."""
+    attrs = p.attrs(node)
+    if pattern_of(p, node) is None:
         return "its table does not belong to a pattern of the program"
     if attrs["softcap"] is not None:
         return f"softcap {attrs['softcap']} bounds its scores"
     if "gates" in attrs["optional"]:
         return "edges have gates that are not constants 0 or 1; harden them first"
-    if attrs["optional"]:
-        return f"it reads {', '.join(attrs['optional'])}"
-    if not pattern.causal or pattern.tokens[0] != pattern.tokens[1]:
-        return f"only a causal pattern with as many queries as keys can be written, this is {pattern}"
     if any(p.edge_value(edge).port for edge in p.out_edges(node)) or Value(node, 1) in p.outputs():
         return "its log-sum-exp is read"
     return ""
+
+
+def why_not_static(p: Program, node: NodeId) -> str:
+    """Return the reason why generated code cannot express the attention `node` over a pattern; "" if it can."""
+    pattern, optional = pattern_of(p, node), p.attrs(node)["optional"]
+    why = why_not_masked(p, node)
+    if not why and optional:
+        return f"it reads {', '.join(optional)}"
+    if not why and pattern is not None and (not pattern.causal or pattern.tokens[0] != pattern.tokens[1]):
+        return f"only a causal pattern with as many queries as keys can be written, this is {pattern}"
+    return why
 
 
 # -- modules -----------------------------------------------------------------------------------------------------------

@@ -17,30 +17,37 @@ if TYPE_CHECKING:
     from graphwright.models.model import Model
     from graphwright.program.editing.transaction import Transaction
     from graphwright.program.op_graph import Value
+    from graphwright.program.program import Program
 
 LONGEST = 32768
 """Number of tokens up to which a pattern that grows by its rule is exported; files refuse longer texts."""
 
 
 def with_static_attention(model: Model) -> Model:
-    """Return the model, or a copy that computes the same function with static patterns.
+    """Return the model, or a copy that computes the same function with static patterns, up to its longest text."""
+    longest = min(int(getattr(model.config_dims, "positions", 0)), LONGEST)
+    made = static_program(model.program, longest)
+    return model if made is model.program else model.with_program(made)
+
+
+def static_program(p: Program, longest: int = 0) -> Program:
+    """Return the program, or a copy that computes the same function with static patterns.
 
     Gates that are all 0 or 1 become edges that are cut or stay. A pattern that is causal attention, with a window or
-    without, becomes an `sdpa`. Others that grow by their rule get the edges of the longest text of the model.
+    without, becomes an `sdpa`. Others that grow by their rule get the edges of `longest` tokens.
     """
-    if not sparse_attentions(model.program):
-        return model
-    twin = model.program.fork()
+    if not sparse_attentions(p):
+        return p
+    twin = p.fork()
     with twin.edit("write patterns as masks", author="pass", keep_undo=False) as e:
         for node in sparse_attentions(twin):
             _bake_gates(e, node)
         for node in sparse_attentions(twin):
             _as_window(e, node)
-    longest = min(int(getattr(model.config_dims, "positions", 0)), LONGEST)
     for pattern in {id(found): found for n in sparse_attentions(twin) if (found := pattern_of(twin, n))}.values():
         if pattern.rule is not None and extensible(pattern.rule) and pattern.tokens[0] < longest:
             pattern.extend(longest)
-    return model.with_program(twin)
+    return twin
 
 
 # -- gates -------------------------------------------------------------------------------------------------------------

@@ -85,8 +85,9 @@ def unreachable_pairs(d: Diagnosis) -> Iterator[Finding]:
         p, "unreachable_pairs", Severity.INFO,
         f"in {100 * share:.3g} % of the pairs of blocks the later tokens depend on none of the earlier ones",
         nodes[-1], *dict.fromkeys(p.operands(n)[traits(p.op(n)).table or 0].node for n in nodes),
-        expected=f"a path through the {len(nodes)} attentions", witness={"query": query, "key": key, "share": float(share)},
-        got=f"none from tokens {key * block} to {(key + 1) * block - 1} to token {min((query + 1) * block, tokens) - 1}",
+        expected=f"a path through the {len(nodes)} attentions",
+        got=f"none from tokens {key * block} to {key * block + block - 1} to token {min((query + 1) * block, tokens) - 1}",
+        witness={"query": query, "key": key, "share": float(share)},
     )  # fmt: skip
 
 
