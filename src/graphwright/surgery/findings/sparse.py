@@ -80,13 +80,13 @@ def unreachable_pairs(d: Diagnosis) -> Iterator[Finding]:
         return
     query = int(np.flatnonzero(missing.any(1))[-1])
     key = int(np.flatnonzero(missing[query])[0])
-    share = missing.sum() / (count * (count + 1) // 2)
+    share, first, last = missing.sum() / (count * (count + 1) // 2), key * block, min((query + 1) * block, tokens) - 1
     yield Finding.of(
         p, "unreachable_pairs", Severity.INFO,
         f"in {100 * share:.3g} % of the pairs of blocks the later tokens depend on none of the earlier ones",
         nodes[-1], *dict.fromkeys(p.operands(n)[traits(p.op(n)).table or 0].node for n in nodes),
         expected=f"a path through the {len(nodes)} attentions",
-        got=f"none from tokens {key * block} to {key * block + block - 1} to token {min((query + 1) * block, tokens) - 1}",
+        got=f"none from tokens {first} to {first + block - 1} to token {last}",
         witness={"query": query, "key": key, "share": float(share)},
     )  # fmt: skip
 
