@@ -313,3 +313,10 @@ def test_generation_and_edits_in_two_threads(made: Callable[[str], Made]) -> Non
     thread.join()
     assert not failures
     assert m.logits(IDS).tobytes() == plan_of[0].tobytes()
+
+
+def test_a_paged_cache_is_refused_with_the_way_out(made: Callable[[str], Made]) -> None:
+    m = gw.open(made("llama").path)
+    at.sparsify(m, "layers.*.attn", window)
+    with pytest.raises(UsageError, match="cannot run over a paged cache"):
+        m.new_cache(64)

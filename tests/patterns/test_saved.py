@@ -111,6 +111,8 @@ def damage():
     yield "a node twice", swap("key_nodes", 0, 1)
     yield "a wrong free list", swap("edges.free", 0, 0)
     yield "more tokens than blocks", facts(b'"tokens":[90,150]', b'"tokens":[90,10000000000]')
+    yield "more planes than nodes", facts(b'"planes":2', b'"planes":2000000000')
+    yield "block size 0", facts(b'"block":16', b'"block":0')
     yield "no tokens", facts(b'"tokens":[90,150]', b'"tokens":[0,150]')
     yield "another block size", facts(b'"block":16', b'"block":15')
     yield "an unknown rule", facts(b'"kind":"dilated"', b'"kind":"diluted"')
@@ -282,6 +284,11 @@ def test_hash_tells_edges_apart_and_not_histories():
         pt.Pattern(64, 16, q_start=1),
     ]
     assert len({p.hash() for p in [pt.Pattern(64, 16), *others]}) == 5
+    full, ruled = (pt.Pattern(16, 16, causal=False, window=3, symmetric=True) for _ in range(2))
+    full.connect(0, 0)
+    ruled.connect(0, 0)
+    full.graph.set_edge(full.edge_between(0, 0), kind=FULL)
+    assert full.hash() != ruled.hash()
     masks = [Pattern.from_dense(np.eye(16, k=k, dtype=bool), 16, causal=False).hash() for k in (0, 1)]
     assert masks[0] != masks[1]
 

@@ -112,9 +112,8 @@ def test_pattern_edits_within_a_program_edit_are_a_part_of_it_and_roll_back_with
     assert len(p.journal) == 1
     assert [r["edit"] for r in p.journal[0].edits] == ["EditPattern", "SetWeight"]
     after = p.hash()
-    with pytest.raises(RuntimeError, match="stop"), p.edit("fails") as e:
-        pattern.connect(4, 1)
-        raise RuntimeError("stop")
+    with pytest.raises(UsageError, match="already connected"), p.edit("fails"):
+        pattern.connect_many([4, 4], [1, 0])
     assert p.hash() == after
     assert not pattern.has(4, 1)
     assert len(p.journal) == 1
@@ -126,12 +125,33 @@ def test_pattern_edits_within_a_program_edit_are_a_part_of_it_and_roll_back_with
     assert pattern.has(4, 0)
 
 
+def test_an_edit_of_a_program_that_fails_reverts_the_pattern() -> None:
+    p = program_of(sliding_window(40, 8, block=8))
+    pattern, before = p.patterns[KEY], p.hash()
+
+    def fails() -> None:
+        with p.edit("fails"):
+            pattern.connect(4, 1)
+            pattern.cut(pattern.edges()[:2])
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        fails()
+    assert p.hash() == before
+    assert not pattern.has(4, 1)
+
+
 def test_an_edit_that_fails_leaves_program_and_pattern() -> None:
     p = program_of(sliding_window(40, 8, block=8))
     pattern, before = p.patterns[KEY], p.hash()
-    with pytest.raises(UsageError, match="already connected"), pattern.edit("twice") as e:
-        e.connect(4, 0)
-        e.connect(4, 0)
+
+    def twice() -> None:
+        with pattern.edit("twice") as e:
+            e.connect(4, 0)
+            e.connect(4, 0)
+
+    with pytest.raises(UsageError, match="already connected"):
+        twice()
     assert p.hash() == before
     assert len(p.journal) == 0
     assert not pattern.has(4, 0)
@@ -188,8 +208,7 @@ def test_the_table_is_not_a_weight() -> None:
     with p.edit("no") as e, pytest.raises(UsageError, match="cannot be set"):
         e.set_weight(KEY, np.zeros(40, np.int64))
     with pytest.raises(SpecMismatch, match="does not come from a pattern"), p.edit("addresses from a const") as e:
-        const = e.const("fake", np.zeros(40, np.int64))
-        e.rewire(f"{KEY} -> layers.0.attention", const)
+        e.rewire(f"{KEY} -> layers.0.attention", e.const("fake", np.zeros(40, np.int64)))
     assert KEY not in dict(p.named_parameters())
     assert KEY not in p.constants()
     assert all(variable.name != KEY for variable in p.parameters())

@@ -103,7 +103,7 @@ def structure_of(
 
 
 def _row(key: str, variable: Variable, tied: Mapping[str, str]) -> dict[str, Any]:
-    """Return the facts of a weight; of an attention pattern all its arrays, since an edit writes the structure anyway."""
+    """Return the facts of a weight, or all arrays of an attention pattern: an edit writes the structure anyway."""
     if isinstance(variable, PatternVariable):
         return {"pattern": pattern_form(variable.pattern)}
     return {"tied": tied[key]} if key in tied else weight_row(variable)

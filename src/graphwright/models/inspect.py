@@ -134,9 +134,8 @@ class Inspection(Report):
             shape = f"{row.tokens[0]} x {row.tokens[1]} tokens in blocks of {row.block}"
             planes = f", {row.planes} planes" if row.planes > 1 else ""
             used = f"{row.attentions} attention{'s' * (row.attentions != 1)}"
-            lines.append(
-                f"pattern {row.key}: {shape}{planes}, {row.edges:,} edges, {100 * row.density:.3g} % of the pairs, {used}"
-            )
+            share = f"{100 * row.density:.3g} % of the pairs"
+            lines.append(f"pattern {row.key}: {shape}{planes}, {row.edges:,} edges, {share}, {used}")
         for level, name, note, parameters in self.tree(depth):
             share = 100 * parameters / max(self.parameters, 1)
             lines.append(f"{'  ' * level}{name:<{36 - 2 * level}}{note:<22}{parameters:>14,}{share:>7.1f} %")

@@ -180,3 +180,11 @@ def find_many(cells: Cells, sources: Cells, source: Cells, target: Cells, target
     """Write the slot of each pair's edge to `found`, or -1."""
     for i in range(len(sources)):
         found[i] = find(cells, sources[i], targets[i], source, target)
+
+
+def warmup() -> None:
+    """Compile the functions for batches, by calling each once; numba caches the code."""
+    index, ends = PairIndex(), np.arange(SMALL, dtype=np.int32)
+    index.insert_many(ends, ends, ends)
+    index.find_many(ends, ends, ends, ends)
+    index.erase_many(ends, ends, ends)

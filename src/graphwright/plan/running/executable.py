@@ -272,13 +272,15 @@ class Executable:
             self._hold_patterns()
 
     def _hold_patterns(self) -> None:
-        """Hold the patterns that the plan reads, so that edits wait. Raises: EditBusy, PatternShape; nothing is held."""
+        """Hold the patterns that the plan reads. Raises: EditBusy, PatternShape; then nothing is held."""
         try:
             self._held.enter_context(reading(self.kernels.patterns))
             for path, pattern, queries, keys in self.kernels.pattern_lengths:
                 if queries > pattern.tokens[0] or keys > pattern.tokens[1]:
-                    error = PatternShape("queries or keys are longer than the pattern", got=f"{queries} x {keys} tokens",
-                                         expected=f"at most {pattern}", fix=f"pattern.extend({max(queries, keys)})")  # fmt: skip
+                    error = PatternShape(
+                        "queries or keys are longer than the pattern", expected=f"at most {pattern}",
+                        got=f"{queries} x {keys} tokens", fix=f"pattern.extend({max(queries, keys)})",
+                    )  # fmt: skip
                     error.where = path
                     raise error
         except BaseException:
