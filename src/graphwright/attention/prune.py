@@ -67,7 +67,7 @@ def prune(
         raise UsageError(
             "one of `mass` and `target_density` is needed", got=f"mass={mass}, target_density={target_density}"
         )
-    with pattern._transaction("prune", author):
+    with pattern.transaction("prune", author):
         edges, pairs = pattern.edges(), pattern.pairs()
         weights, row = normalised(pattern, pairs)
         ranked = weights / np.maximum(_largest(weights, row), _TINY)[row] if relative == "row" else weights

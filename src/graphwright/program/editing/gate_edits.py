@@ -23,6 +23,7 @@ from graphwright.ops.axes import Product, atoms, axes_of, known
 from graphwright.program import gates as g
 from graphwright.program.axes.solve_axes import AtomNotes, origin
 from graphwright.program.axes.units import Units, branches
+from graphwright.program.editing.edits import RemoveEdge
 from graphwright.program.editing.replace import redirect
 from graphwright.program.errors import DeadGate, GateNotAllowed, NotZeroPreserving
 from graphwright.program.gates import GateKeywords, GateOptions
@@ -140,7 +141,7 @@ def _edge_site(p: Program, edge: EdgeId, element: int | None) -> _Site:
         fix = 'insert a junction by e.insert(edge, "junction"), or gate the node or its units'
         what = "cannot gate this edge: its target is not a junction"
         raise GateNotAllowed(what, where=p.path(edge), fix=fix)
-    if g.of_site(p, value.node) is not None:
+    if g.of_site(p, value.node) is not None and not g.gates_edges(p, value.node):
         raise GateNotAllowed("the edge already has a gate", where=p.path(edge), fix="remove it first by e.ungate(gate)")
     source = p.path(value.node).rpartition(".")[2]
     return _Site(value, None, (edge,), False, f"{p.path(target)}.{source}.gate", element)
@@ -296,10 +297,29 @@ def _costs(cost: g.Cost, requests: Sequence[_Request]) -> np.ndarray:
 def _make(
     e: Transaction, requests: Sequence[_Request], kind: str, inits: np.ndarray, options: GateOptions
 ) -> list[NodeId]:
-    p, facts = e.program, GATE_KINDS[kind]
-    name = facts.group if options.group is None else options.group
-    costs = _costs(options.cost, requests)
+    p = e.program
     wide = all(p.spec(r.sites[0].value).dtype is float64 for r in requests)
+    costs = _costs(options.cost, requests)
+    made = allocate(e, [r.length for r in requests], kind, inits, costs, options.group, wide=wide)
+    for value in dict.fromkeys([Value(made[0].node), *(site.value for r in requests for site in r.sites)]):
+        if value.node in e.touched:
+            e.spec(value)
+    return [_add_sites(e, r, value) for r, value in zip(requests, made, strict=True)]
+
+
+def allocate(
+    e: Transaction, lengths: Sequence[int], kind: str, inits: np.ndarray, costs: np.ndarray, group: str | None, *,
+    wide: bool,
+) -> list[Value]:  # fmt: skip
+    """Add logits and rows of the table for gates with these numbers of elements; return the values of each gate.
+
+    Args:
+        inits, costs: initial logit and cost of each element of all gates.
+        group: name of the group of gates that share a temperature; by default that of the kind.
+        wide: make the logits float64, if they are the program's first.
+    """
+    p, facts = e.program, GATE_KINDS[kind]
+    name = facts.group if group is None else group
     if not g.has_gates(p):
         empty = np.zeros(0, "float64" if wide else "float32")
         logits, table = e.param(g.LOGITS, empty), e.const(g.TABLE, np.zeros((0, len(COLUMNS)), np.int64))
@@ -313,30 +333,27 @@ def _make(
         e.set_weight(g.TEMPERATURE, np.append(temperatures, facts.temperature))
     parts = (p.weights[key].data.to_numpy() for key in (g.LOGITS, g.TABLE))
     logits, rows = (np.split(part, np.cumsum(sizes)[:-1]) if sizes else [] for part in parts)
-    free = [port for port, part in enumerate(rows) if len(part) and part[0, g.STATE] == g.FREE]
+    free = [port for port, part in enumerate(rows) if len(part) and not g.in_use(part)]
     ports, at = [], 0
-    for r in requests:
-        reused = next((port for port in free if sizes[port] == r.length), None)
+    for length in lengths:
+        reused = next((port for port in free if sizes[port] == length), None)
         free = [port for port in free if port != reused]
         port = len(sizes) if reused is None else reused
         generation = 0 if reused is None else int(rows[port][0, g.GENERATION]) + 1
-        row = np.zeros((r.length, len(COLUMNS)), np.int64)
+        row = np.zeros((length, len(COLUMNS)), np.int64)
         row[:, [g.KIND, g.GROUP, g.STATE]] = KINDS.index(kind), groups.index(name), g.SOFT
         row[:, [g.SLOT, g.GENERATION]] = port, generation
-        row[:, g.ELEMENT], row[:, g.COST] = np.arange(r.length), costs[at : at + r.length]
+        row[:, g.ELEMENT], row[:, g.COST] = np.arange(length), costs[at : at + length]
         if reused is None:
-            sizes.append(r.length)
-        logits[port : port + 1], rows[port : port + 1] = [inits[at : at + r.length]], [row]
+            sizes.append(length)
+        logits[port : port + 1], rows[port : port + 1] = [inits[at : at + length]], [row]
         ports.append(port)
-        at += r.length
+        at += length
     e.set_weight(g.LOGITS, np.concatenate(logits))
     e.set_weight(g.TABLE, np.concatenate(rows))
     if sizes != list(p.attrs(node)["sizes"]) or groups != list(p.attrs(node)["groups"]):
         e.set_attr(node, sizes=tuple(sizes), groups=tuple(groups))
-    for value in dict.fromkeys([Value(node), *(site.value for r in requests for site in r.sites)]):
-        if value.node in e.touched:
-            e.spec(value)
-    return [_add_sites(e, r, Value(node, port)) for r, port in zip(requests, ports, strict=True)]
+    return [Value(node, port) for port in ports]
 
 
 def _put(e: Transaction, op: str, operands: Sequence[Value], name: str, **attrs: Any) -> Value:
@@ -390,11 +407,107 @@ def _shaped(e: Transaction, at: _Site, factor: Value, group: tuple[Atom, ...]) -
     return factor
 
 
+# -- edges of patterns -------------------------------------------------------------------------------------------------
+def attentions(p: Program, key: str) -> list[NodeId]:
+    """Return the attentions that read the pattern at a key, in topological order."""
+    tables = {n: traits(p.op(n)).table for n in p.order() if traits(p.op(n)).attention}
+    return [n for n, at in tables.items() if at is not None and p.key(p.operands(n)[at].node) == key]
+
+
+def gate_edges(
+    e: Transaction, key: str, kind: str, where: str, inits: np.ndarray, costs: np.ndarray, group: str | None
+) -> NodeId:
+    """Give the attentions over a pattern an operand of gates, with one element per slot of the pattern.
+
+    Args:
+        key: key of the pattern, whose edges name the slots.
+        where: "exp" or "weight", see the op `block_sdpa`.
+        inits, costs: initial logit and cost of each slot.
+    Returns: the handle of the gate. Raises: GateNotAllowed, UsageError if there is no attention, or if it has gates.
+    """
+    p, sites, facts = e.program, attentions(e.program, key), GATE_KINDS[kind]
+    if facts.one_of or (facts.linear and where == "exp"):
+        what = (
+            "the options of a choice share a softmax" if facts.one_of else "a signed gate cannot be inside the softmax"
+        )
+        raise GateNotAllowed(what, where=key, got=f"gates of kind {kind!r}", fix='where="weight", or kind="sigmoid"')
+    if not sites or any(g.gates_edges(p, site) for site in sites):
+        what = "the edges of this pattern have gates already" if sites else "no attention reads this pattern"
+        raise UsageError(what, where=key, fix="attention.ungate(pattern)" if sites else None)
+    if not np.isfinite(inits).all():
+        raise DeadGate(
+            "the gate would have no gradient: an initial logit is not finite", got=inits[~np.isfinite(inits)]
+        )
+    wide = all(p.spec(site).dtype is float64 for site in sites)
+    (part,) = allocate(e, [len(inits)], kind, inits, costs, group, wide=wide)
+    if part.node in e.touched:
+        e.spec(part)
+    for site in sites:
+        e.add_edge(part, site, len(p.operands(site)))
+        e.set_attr(site, optional=(*p.attrs(site)["optional"], "gates"), where=where)
+        e.touched[site] = None
+    return sites[0]
+
+
+def ungate_edges(e: Transaction, found: g.Gate) -> None:
+    """Remove the gates of a pattern's edges, which then have weight 1."""
+    p = e.program
+    pattern = p.patterns[found.owner]
+    with pattern.edit("remove gates") as pe:
+        pe.set(pattern.edges["gate"] >= 0, gate=-1)
+    for site in found.sites:
+        at = g.gated_operand(p, site)
+        part = p.operands(site)[at]
+        e.do(RemoveEdge(next(edge for edge in p.in_edges(site) if p.edge_port(edge) == at)))
+        e.set_attr(site, optional=tuple(name for name in p.attrs(site)["optional"] if name != "gates"), where="exp")
+        e.touched[site] = None
+        free_unread(e, part)
+
+
+def use_slots(e: Transaction, found: g.Gate, count: int, init: float, costs: np.ndarray) -> np.ndarray:
+    """Return `count` slots of a pattern's gate for new edges: free ones first; the gate grows if there are too few.
+
+    Args:
+        init: initial logit; costs: cost of each element. Elements get numbers that were never used.
+    """
+    p, rows = e.program, e.program.gates().at(found.port).rows
+    short = count - int((rows[:, g.STATE] == g.FREE).sum())
+    node, end = g.gate_node(p), found.offset + found.length
+    logits, table = (p.weights[key].data.to_numpy() for key in (g.LOGITS, g.TABLE))
+    if short > 0:
+        row = rows[:1].copy()
+        row[:, g.STATE] = g.FREE
+        logits = np.insert(logits, [end] * short, 0.0)
+        table = np.insert(table, [end] * short, row, axis=0)
+        sizes = list(p.attrs(node)["sizes"])
+        sizes[found.port] += short
+    slots = np.flatnonzero(table[found.offset : end + max(short, 0), g.STATE] == g.FREE)[:count]
+    logits, table, at = logits.copy(), table.copy(), found.offset + slots
+    logits[at], table[at, g.STATE], table[at, g.COST] = init, g.SOFT, costs
+    table[at, g.ELEMENT] = rows[:, g.ELEMENT].max() + 1 + np.arange(count)
+    e.set_weight(g.LOGITS, logits)
+    e.set_weight(g.TABLE, table)
+    if short > 0:
+        e.set_attr(node, sizes=tuple(sizes))
+        e.touched |= dict.fromkeys(found.sites)
+    return slots
+
+
+def free_slots(e: Transaction, found: g.Gate, slots: np.ndarray) -> None:
+    """Free elements of a pattern's gate, whose edges are gone."""
+    table = e.program.weights[g.TABLE].data.to_numpy().copy()
+    table[found.offset + slots, g.STATE] = g.FREE
+    e.set_weight(g.TABLE, table)
+
+
 # -- removing ----------------------------------------------------------------------------------------------------------
 def ungate(e: Transaction, handle: NodeId) -> None:
     """Remove a gate: values pass unchanged, and new gates can reuse its logits. Raises: StaleHandle, UnknownGate."""
     p = e.program
     found = p.gates()[p.node(handle)]
+    if found.over == "pattern":
+        ungate_edges(e, found)
+        return
     for site in found.sites:
         redirect(e, {Value(site): p.operands(site)[0]})
         release(e, site)
@@ -409,6 +522,12 @@ def release(e: Transaction, site: NodeId) -> None:
     for node in nodes:
         if not p.graph.out_degree(node):
             e.remove(node)
+    free_unread(e, part)
+
+
+def free_unread(e: Transaction, part: Value) -> None:
+    """Free the logits of the gate with the values `part`, if nothing reads them."""
+    p = e.program
     if any(p.edge_value(edge) == part for edge in p.out_edges(part.node)):
         return
     sizes, table = p.attrs(part.node)["sizes"], p.weights[g.TABLE].data.to_numpy().copy()
@@ -429,7 +548,8 @@ def set_gate(e: Transaction, handle: NodeId, state: str, elements: Any = None) -
         raise UsageError("unknown state of a gate", expected="soft, open, closed, frozen", got=state)
     table = p.weights[g.TABLE].data.to_numpy().copy()
     rows = table[found.span]
-    rows[slice(None) if elements is None else elements, g.STATE] = code
+    used = rows[:, g.STATE] != g.FREE
+    rows[used if elements is None else elements, g.STATE] = code
     if found.facts.one_of and (rows[:, g.STATE] == g.CLOSED).all():
         raise GateNotAllowed("cannot close all options of a choice gate", where=found.owner, fix="cut their edges")
     if not np.array_equal(rows[:, g.STATE], found.rows[:, g.STATE]):
