@@ -14,10 +14,12 @@ from transformers import AutoModelForCausalLM
 
 import graphwright as gw
 from graphwright import attention as at
+from graphwright import structure
 from graphwright.models import ExportLevelImpossible
 from graphwright.models.export import verify
 from graphwright.models.export.static_attention import with_static_attention
 from graphwright.patterns.positional import causal_rule
+from graphwright.program.errors import SoftGates
 from graphwright.safetensors import Checkpoint
 from seeds import deep
 
@@ -209,21 +211,22 @@ def test_an_export_changes_neither_the_model_nor_its_pattern(opened):
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
-def gated(m: gw.Model, values: list[float], where: str = "exp") -> at.Pattern:
-    """Give the edges to block 1 from block 0 and itself the gates `values`, constants; return the pattern."""
-    at.sparsify(m, "layers.0.attn", at.star(64, global_tokens=3, window=9, block=4))
+def gated(m: gw.Model, values: list[float], where: str = "exp") -> None:
+    """Give edges from block 0 of a pattern of two layers constant gates."""
+    at.sparsify(m, "layers.{0,2}.attn", at.star(64, global_tokens=3, window=9, block=4))
     p = m.program
-    node, pattern = p.node("layers.0.attn.sdpa"), p.patterns["pattern"]
+    pattern = p.patterns["pattern"]
     with pattern.edit("gates") as e:
         for slot in range(len(values)):
             e.set(pattern.edge_between(8 + slot, 0), gate=slot)
     with p.edit("gates") as e:
         gates = e.const("gates", np.array(values, np.float32))
-        attrs = {**p.attrs(node), "optional": ("gates",), "where": where}
-        made = e.add("block_sdpa", *p.operands(node), gates, **attrs)
-        for edge in p.out_edges(node):
-            e.rewire(edge, made)
-    return pattern
+        for node in list(p.of_traits(attention=True)):
+            if p.op(node) == "block_sdpa":
+                attrs = {**p.attrs(node), "optional": ("gates",), "where": where}
+                made = e.add("block_sdpa", *p.operands(node), gates, **attrs)
+                for edge in p.out_edges(node):
+                    e.rewire(edge, made)
 
 
 def test_gates_of_0_and_1_become_edges(opened, tmp_path):
@@ -246,6 +249,22 @@ def test_gates_that_no_edges_express_are_refused_with_the_reason(opened, values,
     assert "edges have gates that are not constants 0 or 1; harden them first" in str(plan)
     with pytest.raises(ExportLevelImpossible, match="harden them first"):
         m.export("unused")
+
+
+def test_trained_gates_are_refused_until_they_are_hardened(opened, tmp_path):
+    m = opened("llama")
+    at.sparsify(m, "layers.*.attn", at.star(64, global_tokens=3, window=9, block=4))
+    pattern = m.program.patterns["pattern"]
+    edges = len(pattern)
+    at.gate(pattern, init=np.where(np.arange(edges) % 5 == 3, -4.0, 4.0))
+    with pytest.raises(SoftGates, match="discretize"):
+        m.export(tmp_path / "out", **QUICK)
+    assert "gates are hardened or folded before an export" in str(m.export_plan())
+    structure.DifferentiableGraph(m.program).discretize(to="one")
+    assert 0 < len(pattern) < edges
+    receipt = m.export(tmp_path / "out", **QUICK, prompts=[IDS[0, :9]])
+    assert (receipt.level, receipt.exact) == (5, True)
+    assert checkpoints.relative(logits_of(tmp_path / "out", trust_remote_code=True), m.logits(IDS)) <= 1e-5
 
 
 def test_a_bound_of_scores_is_refused(opened):

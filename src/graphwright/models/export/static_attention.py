@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,8 +41,11 @@ def static_program(p: Program, longest: int = 0) -> Program:
         return p
     twin = p.fork()
     with twin.edit("write patterns as masks", author="pass", keep_undo=False) as e:
+        by_pattern: dict[int, list[NodeId]] = {}
         for node in sparse_attentions(twin):
-            _bake_gates(e, node)
+            by_pattern.setdefault(id(pattern_of(twin, node)), []).append(node)
+        for nodes in by_pattern.values():
+            _bake_gates(e, nodes)
         for node in sparse_attentions(twin):
             _as_window(e, node)
     for pattern in {id(found): found for n in sparse_attentions(twin) if (found := pattern_of(twin, n))}.values():
@@ -51,27 +55,31 @@ def static_program(p: Program, longest: int = 0) -> Program:
 
 
 # -- gates -------------------------------------------------------------------------------------------------------------
-def _bake_gates(e: Transaction, node: NodeId) -> None:
-    """Cut the edges whose gates are 0, and drop the gates, if all are constants 0 or 1 and no other node reads them."""
-    p, attrs = e.program, e.program.attrs(node)
-    pattern = pattern_of(p, node)
-    if "gates" not in attrs["optional"] or pattern is None:
+def _bake_gates(e: Transaction, nodes: Sequence[NodeId]) -> None:
+    """Cut the edges whose gates are 0, and drop the gates, if all are constants 0 or 1; `nodes` read one pattern."""
+    p, pattern = e.program, pattern_of(e.program, nodes[0])
+    sources = {_gates_of(p, node) for node in nodes}
+    source = sources.pop()
+    if pattern is None or source is None or sources or source.node not in constants(p):
         return
-    at = len(p.operands(node)) - len(attrs["optional"]) + attrs["optional"].index("gates")
-    source = p.operands(node)[at]
-    readers = {n for n in sparse_attentions(p) if pattern_of(p, n) is pattern}
-    if source.node not in constants(p) or readers != {node}:
-        return
-    values, slots = constant(p, source), pattern.edges["gate"]
+    values, slots = constant(p, source), np.asarray(pattern.edges["gate"])
     gates = np.where(slots < 0, 1.0, values[slots])
     shut = gates == 0
-    if not (shut | (gates == 1)).all() or (attrs["where"] == "weight" and shut.any()):
+    weighted = any(p.attrs(node)["where"] == "weight" for node in nodes)
+    if not (shut | (gates == 1)).all() or (weighted and shut.any()):  # weights are not normalised again
         return
     pattern.cut(pattern.edges()[shut])
-    optional = tuple(name for name in attrs["optional"] if name != "gates")
-    operands = [v for i, v in enumerate(p.operands(node)) if i != at]
-    _replace(e, node, p.op(node), operands, {**attrs, "optional": optional})
+    for node in nodes:
+        attrs, operands = p.attrs(node), [v for v in p.operands(node) if v != source]
+        optional = tuple(name for name in attrs["optional"] if name != "gates")
+        _replace(e, node, p.op(node), operands, {**attrs, "optional": optional})
     remove_unread(e, source)
+
+
+def _gates_of(p: Program, node: NodeId) -> Value | None:
+    """Return the operand of an attention that has the gates of edges; None without gates."""
+    optional, operands = p.attrs(node)["optional"], p.operands(node)
+    return operands[optional.index("gates") - len(optional)] if "gates" in optional else None
 
 
 # -- windows -----------------------------------------------------------------------------------------------------------
