@@ -68,7 +68,10 @@ def test_penalties_of_structure_read_gates_of_edges_and_entropies_of_attentions(
     assert dg.penalty(structure.density(0.25, weight=1.0)).item() == pytest.approx((open_.mean() - 0.25) ** 2)
     assert dg.penalty(structure.budget(0.3, of="table")).item() == pytest.approx(10 * (share - 0.3) ** 2)
     (node,) = (p.path(n) for n in p.nodes() if p.op(n) == "block_sdpa")
-    task = lambda outputs, batch: next(iter(outputs.values())).sum()
+
+    def task(outputs: Any, batch: Any) -> Any:
+        return next(iter(outputs.values())).sum()
+
     _, (found,), _ = dg.evaluate(dict(zip(p.input_names(), (q, k, v), strict=True)), task,
                                  [structure.attention_entropy((node,))])  # fmt: skip
     each = np.ones((1, 3, 3))

@@ -13,6 +13,7 @@ from graphwright import attention as at
 from graphwright import structure as st
 from graphwright.attention.gates import allowed_pairs, gate_of
 from graphwright.errors import UsageError
+from graphwright.graph import StaleHandle
 from graphwright.patterns import Pattern, causal_full, sliding_window
 from graphwright.program import Program
 from graphwright.program.errors import DeadGate, GateNotAllowed
@@ -104,13 +105,11 @@ def test_gates_that_cannot_be_are_refused_with_nothing_changed() -> None:
         pattern.gate("sigmoid", init=np.inf)
     with pytest.raises(UsageError, match="no edge"):
         pattern.gate("sigmoid", edges=[])
-    with pytest.raises(gw.graph.StaleHandle):
-        gone = pattern.edge_between(3, 2)
-        pattern.cut(gone)
-        try:
-            pattern.gate("sigmoid", edges=[gone])
-        finally:
-            p.undo()
+    gone = pattern.edge_between(3, 2)
+    pattern.cut(gone)
+    with pytest.raises(StaleHandle):
+        pattern.gate("sigmoid", edges=[gone])
+    p.undo()
     assert (p.hash(), len(p.gates())) == (before, 0)
     pattern.gate("scale", "weight", init=1.0)
     with pytest.raises(UsageError, match="already"):
@@ -140,8 +139,7 @@ def recovered(pairs: set[tuple[int, int]], tokens: int = 48, offset: int = 7) ->
     return len(mine & wanted) / len(wanted), len(mine & wanted) / max(len(mine), 1)
 
 
-@pytest.mark.parametrize("lam", [pytest.param(1e-3, marks=pytest.mark.deep), pytest.param(1e-2, marks=pytest.mark.deep),
-                                 5e-2])  # fmt: skip
+@pytest.mark.parametrize("lam", [1e-3, 1e-2, 5e-2])
 def test_gates_find_a_planted_offset_and_are_cut_relative_to_their_row(lam: float) -> None:
     tokens = 48
     pattern, p, dg, batch = offset_problem(tokens)
@@ -175,10 +173,9 @@ def test_gates_find_a_planted_offset_and_are_cut_relative_to_their_row(lam: floa
     assert p.gates().count == 48 * 49 // 2
 
 
-@pytest.mark.parametrize(("tokens", "prune"), [(40, 20), pytest.param(64, 32, marks=pytest.mark.deep)])
-def test_steps_hold_the_planted_key_with_a_constant_number_of_edges(tokens: int, prune: int) -> None:
+def test_steps_hold_the_planted_key_with_a_constant_number_of_edges() -> None:
     rng = np.random.default_rng(0)
-    offset, batch = 11, 16
+    tokens, offset, prune, batch = 64, 11, 32, 16
     pattern = sliding_window(tokens, window=4, block=1)
     p = program_of(pattern, tokens, 16, batch=batch)
     pattern.gate("sigmoid")

@@ -53,7 +53,9 @@ class _Entropy(Function):
         setup, (q, k, out, lse, found, *extra) = ctx.setup, ctx.saved
         with setup.pattern.reading():
             check_version(setup.pattern, ctx.version, "entropy")
-            dq, dk, dlse, *dgates = call("block_entropy_backward", q, k, setup.table, lse, *extra, found, g, **setup.attrs)
+            dq, dk, dlse, *dgates = call(
+                "block_entropy_backward", q, k, setup.table, lse, *extra, found, g, **setup.attrs
+            )
             attrs = {**setup.attrs, "optional": (*setup.attrs["optional"], "lse_grad")}
             given = (q, k, k[..., :1], setup.table, *extra, dlse, out, lse, call("full_like", out, value=0.0))
             more = call("block_sdpa_backward", *given, **attrs)

@@ -28,7 +28,6 @@ from graphwright.program.run import tensors
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
-    from graphwright.program.editing.transaction import Transaction
     from graphwright.program.program import Program
 
 Array = npt.NDArray[Any]
@@ -70,12 +69,13 @@ def gate(
 
 
 def program_with(pattern: Pattern) -> tuple[Program, str]:
-    """Return the program that owns a pattern, and the key of the pattern in it. Raises: UsageError if there is none."""
+    """Return the program that owns a pattern, and the pattern's key in it. Raises: UsageError without such a program."""
     p = pattern.owner.program if isinstance(pattern.owner, PatternOwner) else None
     key = None if p is None else next((key for key, known in p.patterns.items() if known is pattern), None)
     if p is None or key is None:
+        fix = "program = gw.trace(function that calls attend(...)), or attention.sparsify(model, ...)"
         raise UsageError("no program owns the pattern, and gates are weights of a program", where=pattern.name or None,
-                         fix="program = gw.trace(function that calls attend(...)), or attention.sparsify(model, ...)")  # fmt: skip
+                         fix=fix)  # fmt: skip
     return p, key
 
 

@@ -1,7 +1,7 @@
 """Absent edges ranked by how much the loss would fall: the exact gradient of their gate at 0, without inserting any.
 
-dL/dg of an absent edge is Σ over its pairs of e^(s - LSE)·(dO·v - dO·o): it needs only q, k, v, the forward's results and
-the gradient dO of the output, and costs O(candidates · block² · d).
+dL/dg of an absent edge is Σ over its pairs of e^(s - LSE)·(dO·v - dO·o): it needs only q, k, v, the forward's results
+and the gradient dO of the output, and costs O(candidates · block² · d).
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _keys(pattern: Pattern, pairs: Array) -> npt.NDArray[np.int64]:
 
 
 def _absent(pattern: Pattern, candidates: Any) -> npt.NDArray[np.int32]:
-    """Return the candidates that are not connected, sorted, int32 [m, 3]. Raises: BlockRange, ShapeError, UsageError."""
+    """Return the unconnected candidates, sorted, int32 [m, 3]. Raises: BlockRange, ShapeError, UsageError."""
     (rows, columns), planes = pattern.blocks, pattern.planes
     if isinstance(candidates, str):
         if candidates not in ("all", "window"):

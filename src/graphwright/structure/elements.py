@@ -171,8 +171,8 @@ def numbers(p: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray,
 
     The gate table is an int array with a row per logit (kind, state, cost, ...). Decision probabilities are softmax(z)
     for a choice, min(|z|, 1) for a scale, else σ(z); for edges of a pattern with gates inside the softmax it is divided
-    by the largest of the edge's row, because a factor that all edges of a row share has no effect. Open probabilities are those that a gate is not 0 at its present
-    temperature, |z| for a scale. Unused logits have probability 0.
+    by the largest of the edge's row, because a factor that all edges of a row share has no effect. Open probabilities
+    are those that a gate is not 0 at its present temperature, |z| for a scale. Unused logits have probability 0.
     """
     table, z = p.weights[g.TABLE].data.to_numpy(), p.weights[LOGITS].data.to_numpy().astype(np.float64)
     warmth = p.weights[TEMPERATURE].data.to_numpy().astype(np.float64)[table[:, g.GROUP]]

@@ -1,7 +1,7 @@
 """Hardening: elements with closed gates are cut, open gates become 1 or are folded into weights.
 
-Large elements are cut before small ones: layers, nodes, edges, options, edges of patterns, units. After each of these kinds, nodes that
-are no longer needed are removed. The caller opens the edit, so that everything is one journal entry.
+Large elements are cut before small ones: layers, nodes, edges, options, edges of patterns, units. After each of these
+kinds, nodes that are no longer needed are removed. The caller opens the edit, so that everything is one journal entry.
 """
 
 from __future__ import annotations

@@ -327,7 +327,7 @@ class smoothness(Penalty):
 class attention_entropy(Penalty):
     """weight · mean over batch, heads and queries of -Σ a ln a, where a are the weights of the nodes `nodes`.
 
-    A node is a softmax, whose result is a, or an attention over a pattern. Queries that attend to no key are not counted.
+    A node is a softmax, whose result is a, or an attention over a pattern. Queries that attend to no key do not count.
     """
 
     nodes: tuple[str, ...]
