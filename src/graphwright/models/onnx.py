@@ -18,7 +18,9 @@ from graphwright.errors import MissingExtra, UsageError
 from graphwright.files import StrPath, check_free, target_path, writing
 from graphwright.graph import NodeId
 from graphwright.models.errors import ExportError, VerificationFailed
+from graphwright.models.export.static_attention import static_program
 from graphwright.models.generation.cached_program import LENGTH, derive
+from graphwright.models.masked import check_masked, with_masks
 from graphwright.ops import OPS, traits
 from graphwright.ops.onnx import ONNX_DTYPES, OPSET, OPSETS, OnnxRow, OnnxUse
 from graphwright.program.agreement import largest_difference
@@ -194,7 +196,8 @@ def to_model(p: Program, name: str | None = None, *, opset: int = OPSET, cache: 
     Args:
         p: the program.
         name: name of the graph, by default that of the program.
-        opset: 20, or 23, which has one node for each norm, RoPE and attention.
+        opset: 20, or 23, which has one node for each norm, RoPE and attention. Attention over a pattern is one with a
+            constant mask, or with a window if the pattern is one.
         cache: add inputs `past_key_values.<n>.key` and `.value` [B, G, past, D] of the n-th attention with
             G key heads of D entries, and outputs `present.<n>.key` and `.value` [B, G, past + T, D].
     States are as in `save_onnx`.
@@ -204,12 +207,14 @@ def to_model(p: Program, name: str | None = None, *, opset: int = OPSET, cache: 
     if opset not in OPSETS:
         raise UsageError("unknown opset", expected=" or ".join(map(str, OPSETS)), got=opset)
     caches: dict[str, str] = {}
+    p = static_program(p)
+    check_masked(p)
     if cache:
         derived = derive(p, TOTAL, last_only=False)
         for n, key in enumerate(key.removesuffix(".k") for key in derived.states if key.endswith(".k")):
             caches |= {f"{key}.k": f"{n}.key", f"{key}.v": f"{n}.value"}
         p, name = derived.program, name or p.name
-    g = _OnnxGraph(_simpler(p, opset, caches), opset, caches)
+    g = _OnnxGraph(_simpler(with_masks(p), opset, caches), opset, caches)
     g.write()
     graph = helper.make_graph(g.nodes, name or p.name, g.inputs, g.outputs, g.tensors)
     opsets = [helper.make_opsetid("", opset)]

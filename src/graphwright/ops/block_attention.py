@@ -22,6 +22,7 @@ from graphwright.ops.attention import _heads
 from graphwright.ops.attributes import Attr, StaticSize
 from graphwright.ops.axes import AxesUse
 from graphwright.ops.call import call
+from graphwright.ops.emit import TorchModule
 from graphwright.ops.registry import Algorithms, Cost, Row, Saves, Traits, op
 from graphwright.ops.rules import Backward, equal_dim, floating, one_dtype
 from graphwright.patterns import Pattern
@@ -82,6 +83,11 @@ def _check_lse(q: Spec, lse: Spec) -> None:
         raise ShapeError("the log-sum-exp has the wrong shape", expected=lse_spec(q), got=lse)
 
 
+def _group(q: Spec, k: Spec) -> int:
+    """Return the number of query heads per key head."""
+    return int(q.shape[1]) // int(k.shape[1])
+
+
 def _flops(q: Spec, k: Spec, width: int) -> int:
     """Return the operations of one product over all pairs: the edges are data, so this is the most it can be."""
     return 2 * prod(q.sizes[:3]) * k.sizes[2] * width
@@ -119,6 +125,7 @@ class BlockSdpa(Row):
     arity, attrs, algorithms = (4, 6), _ATTRS, _ALGORITHMS
     saves, results = Saves(inputs=(0, 1, 2, 3, 4, 5), outputs=(0, 1)), ("out", "lse")
     traits = Traits(attention=True, table=3, amp="low", fixed=(3, 4, 5), contiguous=(3,))
+    torch_module = TorchModule("PatternAttention", lambda ins, a: (_group(*ins[:2]), a["scale"]), run=True)
     why, vm = _WHY, forms.BLOCK_SDPA
 
     def infer(q, k, v, table, *extra, **attrs):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +15,7 @@ from graphwright.graph import NodeId
 from graphwright.ops import Cost, get
 from graphwright.plan.chrome_trace import PLAN, Event, save_trace
 from graphwright.plan.table import ARENA, Instr, Slot
+from graphwright.program.cost import share_of_pairs
 from graphwright.program.hashing import encode_attrs
 from graphwright.report import Report, ShortTuple, listed
 
@@ -317,7 +318,9 @@ def profile(plan: Plan, feeds: Mapping[str, Any], n: int = 5) -> Profile:
     timings = []
     for i, (instr, choice) in enumerate(zip(plan.instrs, plan.choices, strict=True)):
         ins, outs = ([plan.slots[s].spec for s in slots] for slots in (instr.ins, instr.outs))
-        cost = get(instr.op).cost(ins, outs, instr.attrs)
-        path = plan.program.path(instr.node)
+        cost, p = get(instr.op).cost(ins, outs, instr.attrs), plan.program
+        if p.op(instr.node) == instr.op:
+            cost = replace(cost, flops=round(cost.flops * share_of_pairs(p, instr.node, ins)))
+        path = p.path(instr.node)
         timings.append(Timing(i, path, instr.op, choice.executor, median(taken[i]), cost, tuple(ins), tuple(outs)))
     return Profile(ShortTuple(timings), median(walls))

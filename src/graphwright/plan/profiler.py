@@ -19,6 +19,7 @@ from graphwright.autograd import scope
 from graphwright.errors import UsageError
 from graphwright.files import StrPath
 from graphwright.ops import Op
+from graphwright.patterns import table as words
 from graphwright.plan.chrome_trace import BACKWARD, FORWARD, PLAN, Event, save_trace
 from graphwright.plan.running.executable import Executable
 from graphwright.report import Report, table
@@ -98,7 +99,8 @@ class profile:  # lower case, as it is used like a function
                 thread.op = False
             specs, made = tuple(a.spec for a in ins), tuple(a.spec for a in results or outs)
             cost = row.cost(specs, made, attrs)
-            self._note(row.name, began, took, ".".join(scope.get()), specs, made, cost.flops, cost.read + cost.write)
+            flops = cost.flops if row.traits.table is None else _of_edges(cost.flops, ins[row.traits.table])
+            self._note(row.name, began, took, ".".join(scope.get()), specs, made, flops, cost.read + cost.write)
             return results
 
         return compute
@@ -198,3 +200,10 @@ def _within(inner: Sequence[Event], outer: Sequence[Event]) -> list[Event]:
         if at >= 0 and e.start < spans[e.thread, before[at]]:
             found.append(e)
     return found
+
+
+def _of_edges(flops: int, table: NDArray) -> int:
+    """Return the operations of attention over a pattern, from those for all pairs of its tokens and its table."""
+    held = table.to_numpy()
+    pairs = int(held[words.PLANES] * held[words.TQ] * held[words.TK])
+    return round(flops * min(int(held[words.EDGES]) * int(held[words.BLOCK]) ** 2 / max(pairs, 1), 1.0))

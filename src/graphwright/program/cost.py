@@ -5,7 +5,7 @@ Every weight counts once, however often it is read; an op counts if an output or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -69,10 +69,15 @@ def op_flops(
     spec = spec or (lambda v: p.specs(v.node)[v.port])
     ins = [spec(v).bind(dict(dims)) for v in p.operands(node)]
     outs = [spec(Value(node, i)).bind(dict(dims)) for i in range(len(p.specs(node)))]
-    row = get(p.op(node))
-    found = row.cost(ins, outs, p.attrs(node) if attrs is None else attrs).flops
-    if row.traits.table is None:
-        return found
-    # the rule counts all pairs of tokens, as edges are data
-    pattern = pattern_at(p, p.operands(node)[row.traits.table].node)
-    return found if pattern is None else round(found * visible(pattern, ins[0].sizes[2], ins[1].sizes[2]))
+    flops = get(p.op(node)).cost(ins, outs, p.attrs(node) if attrs is None else attrs).flops
+    return round(flops * share_of_pairs(p, node, ins))
+
+
+def share_of_pairs(p: Program, node: NodeId, ins: Sequence[Spec]) -> float:
+    """Return the share of the pairs of tokens that an op computes, 1 for ops without a pattern.
+
+    The cost rule of attention over a pattern counts all pairs, because edges are data. `ins` are specs without names.
+    """
+    table = get(p.op(node)).traits.table
+    pattern = None if table is None else pattern_at(p, p.operands(node)[table].node)
+    return 1.0 if pattern is None else visible(pattern, ins[0].sizes[2], ins[1].sizes[2])

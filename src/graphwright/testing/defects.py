@@ -282,7 +282,7 @@ def _tensor(p: Program, rng: np.random.Generator) -> str | None:
 def _unlike_siblings(p: Program, rng: np.random.Generator) -> str | None:
     """Change one of three or more siblings: an attribute, or the scale of a matrix."""
     norms = {n for n in p.nodes() if traits(p.op(n)).normalises and "eps" in p.attrs(n) and len(siblings(p, n)) > 1}
-    causal = [n for n in p.of_traits(attention=True) if p.attrs(n)["causal"] and len(siblings(p, n)) > 1]
+    causal = [n for n in p.of_traits(attention=True) if p.attrs(n).get("causal") and len(siblings(p, n)) > 1]
     stored = [
         n for n in p.params() if len(p.spec(n).shape) == 2 and p.spec(n).dtype.is_float and len(siblings(p, n)) > 1
     ]

@@ -31,7 +31,7 @@ from edits import (
 )
 
 import graphwright as gw
-from graphwright import experts
+from graphwright import attention, experts
 from graphwright.models import ExportLevelImpossible
 from graphwright.models.codegen.source import emittable, generate
 from graphwright.ops import OPS
@@ -61,11 +61,13 @@ CASES = [
     "other-trunk",
     "routed-heads",
     "routed-alone",
+    "star",
+    "planes",
 ]
 
 
 STEPS = dict.fromkeys(CASES, 8) | dict.fromkeys(
-    ("random-0", "everything", "rope-dynamic", "window-types", "routed-heads"), deep(32, 16)
+    ("random-0", "everything", "rope-dynamic", "window-types", "routed-heads", "star"), deep(32, 16)
 )
 """Tokens to choose: many where there is a cache of windows, or frequencies that change on the way."""
 
@@ -101,6 +103,21 @@ def edited(case: str, folder: Path, made):
     kind = "bfloat16" if case == "bf16" else "float32"
     m = gw.open(checkpoints.make(folder, "llama", dtype=kind, **DEEP).path)
     p = m.program
+    if case == "star":  # one pattern of all layers but one; a row of blocks without edges, a manual edge
+        pattern = attention.star(120, global_tokens=3, window=9, block=4)
+        with pattern.edit("by hand") as e:
+            e.cut([pattern.edge_between(4, k) for k in range(4) if pattern.has(4, k)] + [pattern.edge_between(4, 4)])
+            e.connect(5, 1)
+        attention.sparsify(m, [f"layers.{i}.attn.sdpa" for i in range(5)], pattern)
+        return m
+    if case == "planes":  # a pattern for each layer, with planes for key heads and for heads
+        made_by_planes = {1: attention.random_blocks(120, 2, block=3) | attention.block_local(120, 0, block=3)}
+        made_by_planes |= {n: attention.sliding_window(120, 11, block=5, planes=n) for n in (2, 6)}
+        made_by_planes[2].cut(made_by_planes[2].edge_between(2, 1, plane=1))
+        made_by_planes[6].cut([made_by_planes[6].edge_between(4, 3, plane=n) for n in (0, 4)])
+        for i, planes in enumerate((1, 2, 6, 1, 2, 6)):
+            attention.sparsify(m, f"layers.{i}.attn", {f"layers.{i}.attn": made_by_planes[planes].copy()})
+        return m
     if case in ("everything", "bf16"):
         skip(m, 1, 4)
         insert(m, 0, "sigmoid")
@@ -210,7 +227,9 @@ def test_generated_code_matches_the_program_in_transformers(runs, case):
     assert facts["class"] == "EditedForCausalLM"
     assert checkpoints.relative(found["logits"], m.logits(ids)) <= 1e-5
     seen = mask.astype(bool)
-    assert checkpoints.relative(found["padded"][seen], m.logits(ids, mask=mask)[seen]) <= 1e-5
+    # patterns count from the first token of a text, so that padding does not change what a token sees
+    alone = [m.logits(row[None, shown])[0] for row, shown in zip(ids, seen, strict=True)]
+    assert checkpoints.relative(found["padded"][seen], np.concatenate(alone)) <= 1e-5
     np.testing.assert_array_equal(found["kept"], found["logits"][:, -2:])
     assert checkpoints.relative(found["low"], found["logits"]) < 0.2  # loads and runs in bfloat16 too
 

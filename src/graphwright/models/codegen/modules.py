@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from graphwright.graph import NodeId
+from graphwright.models.codegen.patterns import BlockLists, block_lists, pattern_paths, why_not_static
 from graphwright.models.codegen.text import sequence
 from graphwright.ops import OPS, traits
 from graphwright.ops.emit import TorchModule
@@ -49,6 +50,8 @@ class ModuleTree:
         embedding: node that looks up the embeddings of the input ids; None if other nodes read the ids.
         head: node that computes the logits, if a module does.
         tied: key of the head's weight -> key of the embedding's weight, if both are one.
+        patterns: key of an attention pattern -> path of the module that holds it.
+        blocks: path of such a module -> its edges and masks.
     """
 
     modules: dict[str, Module] = field(default_factory=dict)
@@ -58,12 +61,16 @@ class ModuleTree:
     embedding: NodeId | None = None
     head: NodeId | None = None
     tied: dict[str, str] = field(default_factory=dict)
+    patterns: dict[str, str] = field(default_factory=dict)
+    blocks: dict[str, BlockLists] = field(default_factory=dict)
 
 
 def module_form(p: Program, node: NodeId) -> tuple[TorchModule, Module] | None:
     """Return (field of the op, module) of a node that a module can compute; else None."""
     row = OPS.get(p.op(node))
     form = row.torch_module if row is not None else None
+    if row is not None and row.traits.table is not None and why_not_static(p, node):
+        return None
     args = form.args([p.spec(v) for v in p.operands(node)], p.attrs(node)) if form is not None else None
     if row is None or form is None or args is None:
         return None
@@ -157,6 +164,12 @@ def module_tree(
         if (form := module_form(p, node)) is not None and not form[0].weights:
             path = _unweighted(p, tree, node, inside.get(node, ""), keys)
             tree.modules[path], tree.calls[node] = form[1], path
+    layer_of = {n: number for number, nodes in layers.items() for n in nodes}
+    needed = p.reachable(Value(n) for n in order)
+    tree.patterns = pattern_paths(p, needed, layer_of, tree.homes, [*tree.modules, *keys, *tree.homes.values()])
+    for key, path in tree.patterns.items():
+        tree.blocks[path] = block_lists(p.patterns[key])
+        tree.modules[path] = Module("BlockPattern", tree.blocks[path].sizes)
     return tree
 
 

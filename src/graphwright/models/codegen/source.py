@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from graphwright.graph import NodeId
 from graphwright.graph.analysis import topological_sort
 from graphwright.models.codegen import templates
@@ -22,6 +24,7 @@ from graphwright.models.codegen import text as pieces
 from graphwright.models.codegen.blocks import CodeBlock, blocks_of
 from graphwright.models.codegen.modules import LAYER, VOCABULARY, containers, module_form, module_tree
 from graphwright.models.codegen.names import Names, attributes, check_keys
+from graphwright.models.codegen.patterns import why_not_static
 from graphwright.models.codegen.statements import Statements, consts_of, op_text
 from graphwright.models.errors import ExportLevelImpossible
 from graphwright.ops import OPS, traits
@@ -38,10 +41,17 @@ INPUTS = {"ids": ("B", "T"), "positions": ("B", "T")}
 
 @dataclass(frozen=True, slots=True)
 class CodeFiles:
-    """Generated files: name -> text, and the fields of the config that the code reads, with their values."""
+    """Generated code.
+
+    Attributes:
+        files: name of a file -> text.
+        config: fields of the config that the code reads, with their values.
+        tensors: arrays that the code reads beside the program's weights, by key: the blocks of patterns.
+    """
 
     files: dict[str, str]
     config: dict[str, Any]
+    tensors: dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +92,9 @@ def _check_emittable(p: Program) -> None:
                 raise ExportLevelImpossible(what, where=p.path(node), expected=expected, got=p.spec(node))
         elif op in STORED or module_form(p, node) is not None:
             continue
+        elif OPS[op].torch_module is not None and traits(op).table is not None:
+            what = "this attention over a pattern cannot be written as a mask"
+            raise ExportLevelImpossible(what, where=p.path(node), got=why_not_static(p, node))
         elif op_text(p, node, [f"x{i}" for i in range(len(p.operands(node)))]) is None:
             got = f"{op} ({OPS[op].why.get('emit', 'only causal attention without masks has one')})"
             raise ExportLevelImpossible("this op has no source text for generated code", where=p.path(node), got=got)
@@ -112,6 +125,7 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> CodeFiles:
     windows = {m.args[2] if len(m.args) > 2 else None for m in tree.modules.values() if m.name == "Attention"}
     embedding = tree.modules[tree.calls[tree.embedding]].args if tree.embedding is not None else ()
     routed = any(traits(p.op(n)).routed_heads for n in writer.needed)
+    sparse = "PatternAttention" in used
     values = {
         "id": ident,
         "edits": pieces.docstring_lines(edits) or "- none",
@@ -122,10 +136,10 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> CodeFiles:
         "blocks": "\n\n\n".join(blocks),
         "features": features,
         **templates.masks(windows),
-        **{name: text if routed else "" for name, text in templates.ROUTED.items()},
+        **templates.parts_of_run(routed, sparse),
         "interface": "from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS\n" if windows else "",
         "cached": ""
-        if windows or routed
+        if windows or routed or sparse
         else "        use_cache, past_key_values = False, None  # there is no attention\n",
         "static": repr("int(" not in code and "mix_experts" not in "\n".join([*helpers, code])),
         "no_split": repr(sorted(f.name for f in writer.made.values())),
@@ -135,7 +149,8 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> CodeFiles:
     config: dict[str, Any] = {"tie_word_embeddings": bool(tree.tied)}
     if embedding and tree.embedding is not None:
         config[VOCABULARY] = p.spec(p.operands(tree.embedding)[0]).shape[0]
-    return CodeFiles({f"{name}_{ident}.py": _fill(text, values) for name, text in sources.items()}, config)
+    tensors = {key: array for path, lists in tree.blocks.items() for key, array in lists.arrays(path).items()}
+    return CodeFiles({f"{name}_{ident}.py": _fill(text, values) for name, text in sources.items()}, config, tensors)
 
 
 def _fill(template: str, values: Mapping[str, str]) -> str:
@@ -158,7 +173,7 @@ class _ModuleWriter:
         order = [n for n in made if n in self.needed and not inline(n) and p.op(n) != INPUT]
         layers = {b.layer: b.nodes for b in blocks_of(p, order, inline) if b.layer is not None}
         self.tree = module_tree(p, order, layers, self.result, compute, apart=self.text.routing)
-        self.text.calls = self.tree.calls
+        self.text.calls, self.text.patterns = self.tree.calls, self.tree.patterns
         self._known: dict[Value, str] = {Value(n): p.path(n) for n in p.inputs()}
         given = self._embedded()
         self.blocks = blocks_of(p, [n for n in order if n not in given and n != self.tree.head], inline)

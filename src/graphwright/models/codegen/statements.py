@@ -13,7 +13,7 @@ from graphwright.models.codegen.names import Names, attributes
 from graphwright.models.codegen.routing import in_precision, routing_nodes
 from graphwright.ops import OPS, get, traits
 from graphwright.ops.emit import appends, is_primary, sizes
-from graphwright.program.kinds import CONST, STATE, STORED
+from graphwright.program.kinds import CONST, PATTERN, STATE, STORED
 from graphwright.program.op_graph import Value
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class Statements:
         self.within = {n for n in p.nodes() if n in needed}
         self.routing = set[NodeId]() if compute.is_low else {n for n in routing_nodes(p) if not self.inline(n)}
         self.calls: Mapping[NodeId, str] = {}
+        self.patterns: Mapping[str, str] = {}
         self.consts = representatives(p, needed)
 
     def inline(self, node: NodeId) -> bool:
@@ -77,6 +78,8 @@ class Statements:
             name = json.dumps(path.replace(start, "layers.{self.number}.", 1) if path.startswith(start) else path)
             name = f"f{name}" if path.startswith(start) else name
             return f"run.const({name}{'' if self._exact(node) else ', run.dtype'})"
+        if p.op(node) == PATTERN:
+            return self._attribute(self.patterns[p.key(node)], base, layer, "submodule")
         return self._attribute(p.key(node), base, layer, "parameter")
 
     def _computes(self, node: NodeId) -> bool:

@@ -171,6 +171,95 @@ class Attention(nn.Module):
         if run.attentions is not None:
             run.attentions.append(weights)
         return out.transpose(1, 2)''',
+    '''class BlockPattern(nn.Module):
+    """Which query sees which key: `edges` have plane, query block, key block and number of a mask; masks have bits.
+
+    There is one plane for all heads, one for each key head, or one for each query head. Mask 0 has all pairs.
+    """
+
+    def __init__(self, tokens, block, planes, edges, masks):
+        super().__init__()
+        self.tokens, self.block, self.planes = tokens, block, planes
+        self.register_buffer("edges", torch.zeros(edges, 4, dtype=torch.int32))
+        self.register_buffer("masks", torch.zeros(masks, block, -(-block // 8), dtype=torch.uint8))
+
+    def table(self):
+        """The number of the mask of each pair of blocks [planes, blocks, blocks], -1 for pairs without an edge."""
+        count = -(-self.tokens // self.block)
+        plane, query, key, mask = self.edges.long().unbind(-1)
+        return self.edges.new_full((self.planes, count, count), -1).index_put((plane, query, key), mask.int())
+
+    def sees(self, table, plane, i, j):
+        """Whether query i sees key j; the arguments are tensors."""
+        i, j = i.clamp(0, self.tokens - 1), j.clamp(0, self.tokens - 1)
+        mask, at = table[plane, i // self.block, j // self.block], j % self.block
+        byte = self.masks[mask.clamp(min=0), i % self.block, at // 8].int()
+        return (mask >= 0) & ((byte >> (at % 8)) % 2 == 1)
+
+    def forward(self, run, heads, length):
+        """What each query sees of `length` keys: bool [B, heads, T, length], or a block mask for a prompt on CUDA."""
+        if isinstance(run.past, int) and run.past + run.T > self.tokens:
+            raise ValueError(f"the pattern of attention has {self.tokens} tokens, the text {run.past + run.T}")
+        table, here, padding = self.table(), self.edges.device, 0
+        if run.tokens is not None:
+            padding = (run.tokens.to(here).cumsum(-1) == 0).sum(-1)[:, None, None, None]
+        padded = run.tokens is not None and not run.tokens.all()
+        aligned = 128 % self.block == 0 or self.block % 128 == 0
+        if here.type == "cuda" and aligned and length == run.T and run.attentions is None and not padded:
+            return self.block_mask(table, heads, length)
+        plane = torch.arange(self.planes, device=here)[:, None, None]
+        i = torch.arange(run.T, device=here)[:, None] + run.past - padding
+        j = torch.arange(length, device=here) - padding
+        seen = (j >= 0) & (j <= i) & self.sees(table, plane, i, j)
+        return seen if self.planes == 1 else seen.repeat_interleave(heads // self.planes, -3)
+
+    def block_mask(self, table, heads, length):
+        """The mask of FlexAttention for a prompt; its blocks have at least 128 tokens, as its kernels need."""
+        size = max(self.block, 128)
+        each, count, group = size // self.block, -(-length // size), heads // self.planes
+        wide = F.pad(table, (0, each * count, 0, each * count), value=-1)[:, : each * count, : each * count]
+        tiles = wide.unflatten(2, (count, each)).unflatten(1, (count, each))
+        full = (tiles == 0).all(4).all(2)
+        partial = (tiles >= 0).any(4).any(2) & ~full
+        lists = []
+        for blocks in (partial, full):
+            blocks = blocks if self.planes == 1 else blocks.repeat_interleave(group, 0)
+            lists += [blocks.sum(-1).int()[None], (~blocks).int().argsort(dim=-1, stable=True).int()[None]]
+        sees = lambda b, h, i, j: self.sees(table, h // group, i, j)  # noqa: E731
+        return BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=size, mask_mod=sees, seq_lengths=(length, length))''',
+    '''def flex(*operands, **options):
+    """FlexAttention, compiled at its first call."""
+    flex.made = getattr(flex, "made", None) or torch.compile(flex_attention)
+    return flex.made(*operands, **options)
+
+
+class PatternAttention(nn.Module):
+    """Attention over a pattern, with grouped heads: FlexAttention for prompts on CUDA, else a mask.
+
+    A query that sees no key gives 0.
+    """
+
+    def __init__(self, groups, scaling):
+        super().__init__()
+        self.num_key_value_groups, self.scaling = groups, scaling
+
+    def forward(self, q, k, v, pattern, run):
+        if run.cache is not None:
+            k, v = run.cache.update(k, v, self.layer_idx)
+        if pattern not in run.seen:
+            run.seen[pattern] = pattern(run, q.shape[1], k.shape[2])
+        seen, grouped = run.seen[pattern], self.num_key_value_groups > 1
+        if isinstance(seen, BlockMask):
+            return flex(q, k, v, block_mask=seen, scale=self.scaling, enable_gqa=grouped), None
+        seen = seen.to(q.device)
+        if run.attentions is None:
+            out = F.scaled_dot_product_attention(q, k, v, seen, scale=self.scaling, enable_gqa=grouped)
+            return out.masked_fill(~seen.any(-1, keepdim=True), 0.0), None
+        k, v = (t.repeat_interleave(self.num_key_value_groups, 1) for t in (k, v))
+        scores = (q @ k.transpose(2, 3) * self.scaling).masked_fill(~seen, -torch.inf)
+        weights = scores.softmax(-1, dtype=torch.float32).nan_to_num().to(q.dtype)
+        run.attentions.append(weights)
+        return weights @ v, None''',
     '''class Experts(nn.ModuleDict):
     """Experts by number; `widths` has the width of each, `names` its linear layers: gate if there is one, up, down."""
 
@@ -225,7 +314,7 @@ Edits:
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+@flex@from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.masking_utils import @masks@
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -379,20 +468,33 @@ def rows(table):
 '''
 
 
-ROUTED = {
-    "tokens": ' | {"tokens": attention_mask}',
-    "count": "        self.attentions = len(attentions)\n",
-    "past": """        self.past, self.layers, tokens = past, model.attentions, masks.get("tokens")
+_TOKENS = """        self.past, tokens = past, masks.get("tokens")
         self.tokens = tokens if tokens is not None and tokens.ndim == 2 else None
-""",
-    "next": '''
+"""
+_NEXT = '''
     def next_layer(self):
         """The index in the cache of the next routed attention; the others come first."""
         self.layers += 1
         return self.layers - 1
-''',
-}
-"""Parts of the template for programs with routed attention, which keeps its own entries in the cache."""
+'''
+
+
+def parts_of_run(routed: bool, sparse: bool) -> dict[str, str]:
+    """Return the parts of the template that depend on how heads attend.
+
+    Routed attention has its own entries in the cache, and attention over patterns makes its masks.
+    """
+    both = routed or sparse
+    past = _TOKENS if both else ""
+    past += "        self.layers = model.attentions\n" if routed else ""
+    past += "        self.seen = {}  # pattern -> its mask\n" if sparse else ""
+    return {
+        "tokens": ' | {"tokens": attention_mask}' if both else "",
+        "count": "        self.attentions = len(attentions)\n" if routed else "",
+        "past": past,
+        "next": _NEXT if routed else "",
+        "flex": "from torch.nn.attention.flex_attention import BlockMask, flex_attention\n" if sparse else "",
+    }
 
 
 def masks(windows: Set[int | None]) -> dict[str, str]:

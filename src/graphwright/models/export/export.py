@@ -345,7 +345,10 @@ def _receipt(
     before = cost(original) if original is not None else {}
     if model.checkpoint is not None:
         before["nonzero_parameters"] = weight_counts(model.directory)["nonzero_parameters"]
-    after = {**cost(level.written), **weight_counts(folder)}  # of the files, which may hold zeros for removed units
+    after = {
+        **cost(level.written),
+        **weight_counts(folder, level.tables),
+    }  # of the files, which may hold zeros for removed units
     costs: dict[str, Any] = {k: ({"before": before[k]} if k in before else {}) | {"after": v} for k, v in after.items()}
     for name, value in cost(model).items():
         costs[name] |= {} if level.written is model or value == costs[name]["after"] else {"program": value}
@@ -367,5 +370,5 @@ def _receipt(
         journal={**journal, "by_author": dict(Counter(e.author for e in edits)), "edits": edit_rows(model)},
         check=facts, drift=moved,
         cost=costs,
-        probe=probe, warnings=[*warnings, *run.warnings, *(w for e in edits for w in e.warnings)],
+        probe=probe, warnings=[*warnings, *level.warnings, *run.warnings, *(w for e in edits for w in e.warnings)],
     )  # fmt: skip

@@ -23,7 +23,8 @@ import numpy as np
 from graphwright.array import BY_TAG, DType
 from graphwright.errors import UsageError
 from graphwright.models.architectures.architecture import Config, dimension_of, size_of
-from graphwright.models.codegen.source import emittable, generate
+from graphwright.models.codegen.patterns import pattern_of, sparse_attentions
+from graphwright.models.codegen.source import CodeFiles, emittable, generate
 from graphwright.models.errors import ConfigError, ExportLevelImpossible
 from graphwright.models.export.conform import (
     changed,
@@ -164,6 +165,16 @@ class ExportLevel(ABC):
     def written(self) -> Model:
         """The model that a loader of the files computes: the program, or the template that holds its weights."""
         return self.case.model
+
+    @property
+    def tables(self) -> frozenset[str]:
+        """Keys of the tensors in the files that are no weights."""
+        return frozenset()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences on limits of the files, for the receipt."""
+        return ()
 
     @abstractmethod
     def carries(self, d: Deviation) -> bool:
@@ -499,23 +510,46 @@ class GeneratedCode(ExportLevel):
         """Return True, because this level carries every deviation."""
         return True
 
+    @cached_property
+    def _ident(self) -> str:
+        """Part of the names of the files; it includes constants, which are code, as loaders cache classes by name."""
+        return self.written.program.hash()[:10]
+
+    @cached_property
+    def _code(self) -> CodeFiles:
+        edits = [f"{row['why']} ({row['author']}; {row['summary']})" for row in edit_rows(self.case.edited)]
+        return generate(self.written.program, self._ident, edits)
+
+    @property
+    def tables(self) -> frozenset[str]:
+        """Keys of the tensors in the files that are no weights: the blocks of patterns."""
+        return frozenset(self._code.tensors)
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences on limits of the files, for the receipt."""
+        found = {pattern_of(self.written.program, n) for n in sparse_attentions(self.written.program)}
+        shortest = min((pattern.tokens[0] for pattern in found if pattern is not None), default=None)
+        positions = getattr(self.written.config_dims, "positions", 0)
+        if shortest is None or shortest >= positions:
+            return ()
+        return (f"a pattern of attention has {shortest} tokens, so the files refuse longer texts",)
+
     def write(self, directory: Path, dtype: str = "keep", max_shard_size: int | str | None = None) -> None:
         """Write the weights that outputs need, a config that names the code, and the code."""
         model, p = self.written, self.written.program
-        ident = p.hash()[:10]  # includes the constants, which are part of the code: loaders cache classes by name
-        edits = [f"{row['why']} ({row['author']}; {row['summary']})" for row in edit_rows(self.case.edited)]
+        ident, made = self._ident, self._code
         needed = p.reachable(p.outputs())
         count = sum(traits(p.op(n)).attention or traits(p.op(n)).routed_heads for n in needed)
         fields = {k: v for k, v in model.config.fields.items() if k not in _IN_CODE}
         code = {"AutoConfig": f"configuration_{ident}.EditedConfig"}
         code["AutoModelForCausalLM"] = f"modeling_{ident}.EditedForCausalLM"
         fields |= {"architectures": ["EditedForCausalLM"], "model_type": f"graphwright-{ident}"}
-        made = generate(p, ident, edits)
         fields |= {**self._widths(), **made.config, "num_hidden_layers": max(count, 1), "auto_map": code}
         config = (json.dumps(fields, indent=2) + "\n").encode()
         only = {p.key(n) for n in p.params() if n in needed}
         write_model(model, directory, dtype=dtype, max_shard_size=max_shard_size, config=config, only=only,
-                    joined=False)  # fmt: skip
+                    joined=False, besides=made.tensors)  # fmt: skip
         for name, text in made.files.items():
             (directory / name).write_text(text, encoding="utf-8")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from math import prod
@@ -184,12 +185,16 @@ def tensor_digests(directory: Path) -> dict[str, str]:
         return {key: blake2b_128(checkpoint.bytes(key)) for key in checkpoint}
 
 
-def weight_counts(directory: Path) -> dict[str, int]:
-    """Count parameters, nonzero parameters and bytes of the weights in a directory."""
+def weight_counts(directory: Path, without: Container[str] = ()) -> dict[str, int]:
+    """Count parameters, nonzero parameters and bytes of the weights in a directory; `without` are keys to leave out."""
     with Checkpoint(directory) as checkpoint:
-        nonzero = sum(_nonzero(checkpoint, key) for key in checkpoint)
-        parameters = sum(prod(i.shape) for i in checkpoint.infos())
-        return {"parameters": parameters, "nonzero_parameters": nonzero, "bytes": checkpoint.nbytes}
+        counted = [key for key in checkpoint if key not in without]
+        infos = [checkpoint.info(key) for key in counted]
+        return {
+            "parameters": sum(prod(i.shape) for i in infos),
+            "nonzero_parameters": sum(_nonzero(checkpoint, key) for key in counted),
+            "bytes": sum(i.end - i.begin for i in infos),
+        }
 
 
 def _nonzero(checkpoint: Checkpoint, key: str) -> int:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graphwright.models.codegen.patterns import pattern_of, sparse_attentions, why_not_static
 from graphwright.models.export.affine_map import constant, constants
-from graphwright.ops import traits
 from graphwright.patterns.positional import causal_rule
 from graphwright.patterns.rules import extensible
 from graphwright.program.editing.replace import remove_unread, take_over
-from graphwright.program.op_graph import Value
-from graphwright.program.patterns import pattern_at
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
     from graphwright.models.model import Model
-    from graphwright.patterns import Pattern
     from graphwright.program.editing.transaction import Transaction
+    from graphwright.program.op_graph import Value
     from graphwright.program.program import Program
 
 LONGEST = 32768
@@ -26,78 +25,61 @@ LONGEST = 32768
 
 
 def with_static_attention(model: Model) -> Model:
-    """Return the model, or a copy that computes the same function with static patterns.
+    """Return the model, or a copy that computes the same function with static patterns, up to its longest text."""
+    longest = min(int(getattr(model.config_dims, "positions", 0)), LONGEST)
+    made = static_program(model.program, longest)
+    return model if made is model.program else model.with_program(made)
+
+
+def static_program(p: Program, longest: int = 0) -> Program:
+    """Return the program, or a copy that computes the same function with static patterns.
 
     Gates that are all 0 or 1 become edges that are cut or stay. A pattern that is causal attention, with a window or
-    without, becomes an `sdpa`. Others that grow by their rule get the edges of the longest text of the model.
+    without, becomes an `sdpa`. Others that grow by their rule get the edges of `longest` tokens.
     """
-    if not sparse_attentions(model.program):
-        return model
-    twin = model.program.fork()
+    if not sparse_attentions(p):
+        return p
+    twin = p.fork()
     with twin.edit("write patterns as masks", author="pass", keep_undo=False) as e:
+        by_pattern: dict[int, list[NodeId]] = {}
         for node in sparse_attentions(twin):
-            _bake_gates(e, node)
+            by_pattern.setdefault(id(pattern_of(twin, node)), []).append(node)
+        for nodes in by_pattern.values():
+            _bake_gates(e, nodes)
         for node in sparse_attentions(twin):
             _as_window(e, node)
-    longest = min(int(getattr(model.config_dims, "positions", 0)), LONGEST)
     for pattern in {id(found): found for n in sparse_attentions(twin) if (found := pattern_of(twin, n))}.values():
         if pattern.rule is not None and extensible(pattern.rule) and pattern.tokens[0] < longest:
             pattern.extend(longest)
-    return model.with_program(twin)
-
-
-def sparse_attentions(p: Program) -> list[NodeId]:
-    """Return the attentions over patterns on which the outputs depend."""
-    needed = p.reachable([*p.outputs(), *p.assigns()])
-    return [n for n in p.of_traits(attention=True) if n in needed and traits(p.op(n)).table is not None]
-
-
-def pattern_of(p: Program, node: NodeId) -> Pattern | None:
-    """Return the pattern that an attention reads; None if its table is not from a `pattern` node."""
-    table = traits(p.op(node)).table
-    return None if table is None else pattern_at(p, p.operands(node)[table].node)
-
-
-def why_not_static(p: Program, node: NodeId) -> str:
-    """Return the reason why an export cannot write the attention `node` over a pattern as a mask; "" if it can."""
-    attrs, pattern = p.attrs(node), pattern_of(p, node)
-    if pattern is None:
-        return "its table does not belong to a pattern of the program"
-    if attrs["softcap"] is not None:
-        return f"softcap {attrs['softcap']} bounds its scores"
-    if "gates" in attrs["optional"]:
-        return "its edges have gates that are not all 0 or 1; harden them first"
-    if attrs["optional"]:
-        return f"it reads {', '.join(attrs['optional'])}"
-    if not pattern.causal or pattern.tokens[0] != pattern.tokens[1]:
-        return f"only causal patterns of equal lengths of queries and keys can be written, and this one is {pattern}"
-    if any(p.edge_value(edge).port for edge in p.out_edges(node)) or Value(node, 1) in p.outputs():
-        return "its log-sum-exp is read"
-    return ""
+    return twin
 
 
 # -- gates -------------------------------------------------------------------------------------------------------------
-def _bake_gates(e: Transaction, node: NodeId) -> None:
-    """Cut the edges whose gates are 0, and drop the gates, if all are constants 0 or 1 and no other node reads them."""
-    p, attrs = e.program, e.program.attrs(node)
-    pattern = pattern_of(p, node)
-    if "gates" not in attrs["optional"] or pattern is None:
+def _bake_gates(e: Transaction, nodes: Sequence[NodeId]) -> None:
+    """Cut the edges whose gates are 0, and drop the gates, if all are constants 0 or 1; `nodes` read one pattern."""
+    p, pattern = e.program, pattern_of(e.program, nodes[0])
+    sources = {_gates_of(p, node) for node in nodes}
+    source = sources.pop()
+    if pattern is None or source is None or sources or source.node not in constants(p):
         return
-    at = len(p.operands(node)) - len(attrs["optional"]) + attrs["optional"].index("gates")
-    source = p.operands(node)[at]
-    readers = {n for n in sparse_attentions(p) if pattern_of(p, n) is pattern}
-    if source.node not in constants(p) or readers != {node}:
-        return
-    values, slots = constant(p, source), pattern.edges["gate"]
+    values, slots = constant(p, source), np.asarray(pattern.edges["gate"])
     gates = np.where(slots < 0, 1.0, values[slots])
     shut = gates == 0
-    if not (shut | (gates == 1)).all() or (attrs["where"] == "weight" and shut.any()):
+    weighted = any(p.attrs(node)["where"] == "weight" for node in nodes)
+    if not (shut | (gates == 1)).all() or (weighted and shut.any()):  # weights are not normalised again
         return
-    pattern.cut(pattern.edges().index[shut])
-    optional = tuple(name for name in attrs["optional"] if name != "gates")
-    operands = [v for i, v in enumerate(p.operands(node)) if i != at]
-    _replace(e, node, p.op(node), operands, {**attrs, "optional": optional})
+    pattern.cut(pattern.edges()[shut])
+    for node in nodes:
+        attrs, operands = p.attrs(node), [v for v in p.operands(node) if v != source]
+        optional = tuple(name for name in attrs["optional"] if name != "gates")
+        _replace(e, node, p.op(node), operands, {**attrs, "optional": optional})
     remove_unread(e, source)
+
+
+def _gates_of(p: Program, node: NodeId) -> Value | None:
+    """Return the operand of an attention that has the gates of edges; None without gates."""
+    optional, operands = p.attrs(node)["optional"], p.operands(node)
+    return operands[optional.index("gates") - len(optional)] if "gates" in optional else None
 
 
 # -- windows -----------------------------------------------------------------------------------------------------------

@@ -405,7 +405,9 @@ class _Matcher:
             self._match_term(t, v, part, stream)
             return
         if p.op(v.node) != op or v.port != t.port:
-            raise _Mismatch(v.node, f"{p.op(v.node)} instead of {op}")
+            sparse = traits(op).attention and traits(p.op(v.node)).table is not None
+            why = "; its pattern is not that of a sliding window" if sparse else ""
+            raise _Mismatch(v.node, f"{p.op(v.node)} instead of {op}{why}")
         if op == INPUT:
             if p.path(v) != self.t.path(t):
                 raise _Mismatch(v.node, f"reads the input {p.path(v)} instead of {self.t.path(t)}")

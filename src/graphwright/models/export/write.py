@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,6 +86,10 @@ def _other_tensors(model: Model, values: Mapping[str, Variable], dtype: str) -> 
     return found
 
 
+def _integers(key: str, array: np.ndarray) -> TensorData:
+    return TensorData(key, named(array.dtype.name).safetensors, array.shape, lambda: np.ascontiguousarray(array))
+
+
 def _untouched(p: Program, variable: Variable) -> bool:
     return isinstance(variable.data, NDArray) and p.weights.reference_of(variable.data) == SOURCE
 
@@ -110,15 +115,18 @@ def rounded(key: str, array: NDArray, target: DType) -> NDArray:
 def write_model(
     model: Model, directory: Path, *, dtype: str = "keep", max_shard_size: int | str | None = None,
     config: bytes | None = None, only: Container[str] | None = None, joined: bool = True,
+    besides: Mapping[str, np.ndarray] | None = None,
 ) -> None:  # fmt: skip
     """Write config (by default the bytes that were read), weights, tokenizer and other files into a directory.
 
     `only` has the keys of the tensors to write, by default all. `dtype` is `keep`, or converts floating weights. A file
     has at most `max_shard_size` bytes of weights; by default the weights are divided as in the source's files. With
-    `joined`, matrices of experts that the source has in one tensor are written as one.
+    `joined`, matrices of experts that the source has in one tensor are written as one. `besides` has arrays of integers
+    to write after the weights, by key.
     """
     atomic_write(directory / "config.json", model.config.raw if config is None else config)
-    items, source = tensor_items(model, dtype, only), model.checkpoint
+    tables = (_integers(key, array) for key, array in (besides or {}).items())
+    items, source = chain(tensor_items(model, dtype, only), tables), model.checkpoint
     plan = source
     if isinstance(source, DividedCheckpoint):
         items, plan = (join(items, model.arch, source), source.whole) if joined else (items, None)

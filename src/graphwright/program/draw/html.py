@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from graphwright.program.draw.groups import ROOT
 from graphwright.program.draw.layout import GAP, PAD, PIN, STEP, TITLE, common, compose
 from graphwright.program.draw.page import html_page
+from graphwright.program.draw.pattern_map import pattern_map
 from graphwright.program.draw.scene import CHANGED, MIXED, statistics
 from graphwright.program.draw.shapes import clean, escaped
 from graphwright.program.draw.style import FONT, LINE, ColourTarget, drawn_targets, overlay_of, text_width
@@ -86,6 +87,7 @@ def to_html(
         targets.append(ColourTarget(f"{group.path}.", [n for i in group.members for n in nodes[i].members]))
     every = overlay_of(program, targets, overlay, scale)
     entries, blame = _blame(program)
+    maps = {key: pattern_map(pattern) for key, pattern in program.patterns.items()}
     below = legend(drawn, colours, diff, set(made.kinds))
     data = {
         "sizes": {"PAD": PAD, "TITLE": TITLE, "GAP": GAP, "STEP": STEP, "PIN": PIN, "LINE": LINE, "ROUND": ROUND},
@@ -93,7 +95,7 @@ def to_html(
         "overlay": every.levels is None,
         "legend": [below.width, below.height],
         "entries": entries,
-        **_content(made, every, blame, statistics(program)),
+        **_content(made, every, blame, statistics(program), maps),
     }
     picture = render(drawn, below, colours, diff)
     packed = json.dumps(data, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")
@@ -112,9 +114,13 @@ def to_html(
 
 
 def _content(
-    made: Composition, overlay: Overlay, blame: dict[str, list[int]], values: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return nodes, groups and arrangements for `page.js`; `blame`, `values`: edits and statistics by path or key."""
+    made: Composition, overlay: Overlay, blame: dict[str, list[int]], values: Mapping[str, str],
+    maps: Mapping[str, list[str]],
+) -> dict[str, Any]:  # fmt: skip
+    """Return nodes, groups and arrangements for `page.js`.
+
+    `blame`, `values` and `maps` have edits, statistics and maps of patterns by path or key.
+    """
     scene, tree = made.view.scene, made.view.tree
     pins = {c: m.arrangement.pins[k] for m in tree.modules for k, c in enumerate(m.children)}
     nodes = []
@@ -123,6 +129,7 @@ def _content(
         edits = sorted({e for name in names for e in blame.get(name, ())})
         weights = [*((name, key) for name, _, key in node.weights), ("values", node.attrs.get("key"))]
         lines = [clean(f"{name}: {values[key]}") for name, key in weights if key in values]
+        lines += maps.get(node.attrs.get("key", ""), ())
         nodes.append(_box(made.node_box(i, pins=pins[i]), overlay, edits, lines))
     shared: dict[int, int] = {}
     arrangements, modules = [], []

@@ -27,6 +27,7 @@ from graphwright.surgery.findings import (
     interface,
     residuals,
     siblings,
+    sparse,
     tensors,
 )
 from graphwright.surgery.findings.diagnosis import Diagnosis, DiagnosisCancelled, Probe, stepped, stepper
@@ -70,6 +71,9 @@ _rules = {
         FindingRule("missing_residual", residuals.missing_residual),
         FindingRule("unbalanced_heads", heads.unbalanced_heads, "weights"),
         FindingRule("head_order", effects.head_order, "weights"),
+        FindingRule("dead_head", sparse.dead_head),
+        FindingRule("blind_queries", sparse.blind_queries),
+        FindingRule("unreachable_pairs", sparse.unreachable_pairs),
         FindingRule("unlike_siblings", siblings.unlike_siblings, "weights"),
         FindingRule("bottleneck", tensors.bottleneck),
         FindingRule("redundant", residuals.redundant, "probe"),
