@@ -17,8 +17,8 @@ from graphwright.errors import UsageError
 from graphwright.graph import EditBusy, NotUndoable, StaleHandle
 from graphwright.patterns import Pattern, PatternChange
 from graphwright.patterns.table import FULL, MASKED, RULE
-
 from seeds import deep
+
 from .reader import dense
 
 SHAPES = {
@@ -44,9 +44,7 @@ def allowed(pattern, q, k):
 def expected(pattern, model):
     mask = np.zeros((pattern.planes, *pattern.tokens), bool)
     for plane, q, k in model:
-        part = np.s_[
-            plane, q * pattern.block : (q + 1) * pattern.block, k * pattern.block : (k + 1) * pattern.block
-        ]
+        part = np.s_[plane, q * pattern.block : (q + 1) * pattern.block, k * pattern.block : (k + 1) * pattern.block]
         mask[part] = allowed(pattern, q, k)
     return mask
 
@@ -77,7 +75,9 @@ def test_random_edits_undo_and_redo_agree_with_a_model(shape, data):
     pairs, states = possible(pattern), [{}]
     places, at = [pattern.hash(positions=True)], 0
     for _ in range(data.draw(st.integers(1, 25))):
-        verb = data.draw(st.sampled_from(["connect", "connect", "cut", "many", "cut many", "set", "undo", "redo", "edit"]))
+        verb = data.draw(
+            st.sampled_from(["connect", "connect", "cut", "many", "cut many", "set", "undo", "redo", "edit"])
+        )
         model = dict(states[at])
         free = [p for p in pairs if p not in model]
         if verb == "undo":
@@ -102,7 +102,9 @@ def test_random_edits_undo_and_redo_agree_with_a_model(shape, data):
             continue
         before = pattern.version
         with pattern.edit("several") if verb == "edit" else pattern._transaction(verb):
-            for step in data.draw(st.lists(st.sampled_from(["connect", "cut"]), max_size=4)) if verb == "edit" else [verb]:
+            for step in (
+                data.draw(st.lists(st.sampled_from(["connect", "cut"]), max_size=4)) if verb == "edit" else [verb]
+            ):
                 if step == "connect" and free:
                     p, q, k = free.pop(data.draw(st.integers(0, len(free) - 1)))
                     model[p, q, k] = pattern.connect(q, k, p)
@@ -280,7 +282,11 @@ def test_single_edits_touch_few_words_whatever_the_length_and_the_degree(tokens,
     words, probes = [], []
     for edge in (edges[0], edges[len(edges) // 2], edges[len(edges) - 1]):
         _, q, k = pattern.ends(edge)
-        for action in (lambda e=edge: pattern.cut(e), lambda q=q, k=k: pattern.connect(q, k), lambda: pattern.connect(7, 3)):
+        for action in (
+            lambda e=edge: pattern.cut(e),
+            lambda q=q, k=k: pattern.connect(q, k),
+            lambda: pattern.connect(7, 3),
+        ):
             graph_before, index_before = graph.cells_touched, lookups[0]
             action()
             words.append(graph.cells_touched - graph_before)

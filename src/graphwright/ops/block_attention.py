@@ -201,7 +201,7 @@ class BlockMass(_Measure):
     largest. A free slot has 0. `edges` is at least the pattern's number of slots.
     """
 
-    arity = (4, 6)
+    arity, vm = (4, 6), forms.BLOCK_MASS
     attrs = {**_ATTRS, "edges": Attr(StaticSize), "reduce": Attr(Literal["sum", "max"], "sum")}
     traits = Traits(fixed=(2, 3, 4, 5), contiguous=(2, 3))
 
@@ -230,8 +230,7 @@ class BlockGateGradient(_Measure):
     that causality allows; batch elements and the heads of the plane are summed. The exponent is at most 60.
     """
 
-    arity = (8, 9)
-    attrs = {name: _ATTRS[name] for name in ("scale", "softcap", "where", "planes", "optional", "algorithm")}
+    arity, attrs, vm = (8, 9), _ATTRS, forms.BLOCK_GATE_GRADIENT
     traits = Traits(fixed=(4, 6, 7, 8), contiguous=(3, 4, 5, 6, 7))
 
     def infer(q, k, v, out, lse, g, pairs, table, *extra, **attrs):

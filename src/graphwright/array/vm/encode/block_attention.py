@@ -125,3 +125,36 @@ def BLOCK_SDPA_BACKWARD(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Ro
 def _sum(out: vm.View, source: int, parts: int) -> vm.Row:
     """Return an instruction that adds up `parts` arrays, which follow one another, of the size of `out`."""
     return vm.row_of(Code.SUM_COLUMNS, parts, out.size, out.address, 0, 1, source, 4 * out.size, 1, vm.bits(1.0))
+
+
+_UNITS = 32
+"""Among how many units the query blocks are shared for the masses of edges."""
+
+
+@vm.form(work=_forward_work)
+def BLOCK_MASS(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
+    """Encode `block_mass`: pack the keys, clear the result, then sum."""
+    (q, k, table, lse, *rest), (mass, *packed) = ins, outs
+    extra = named(rest, attrs)
+    if not _fits([q, k, lse, mass], table, extra, attrs) or not mass.packed:
+        return None
+    units = min(_UNITS, q.shape[2])
+    before = [_pack(k, packed[0], attrs["scale"])] if packed else []
+    before += [vm.row_of(Code.FILL, 1, mass.size, mass.address, 0, 1)]
+    more = [packed[0].address if packed else 0, 0, units, *[0] * 4]
+    more += [mass.address, mass.size, q.shape[0], int(attrs["reduce"] == "max")]
+    return [*before, *_instruction(Code.BLOCK_MASS, units, q, k, None, table, extra, attrs, {8: lse}, more)]
+
+
+@vm.form()
+def BLOCK_GATE_GRADIENT(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
+    """Encode `block_gate_gradient`."""
+    (q, k, v, out, lse, g, pairs, table, *rest), (result,) = ins, outs
+    extra = named(rest, attrs)
+    if not _fits([q, k, v, out, lse, g], table, extra, attrs) or 0 in pairs.shape:
+        return None
+    if not (pairs.packed and result.packed and vm.all_f32(result)):
+        return None
+    more = [0, 0, 1, *[0] * 4, result.address, pairs.address, q.shape[0]]
+    operands = {3: out, 4: g, 8: lse}
+    return _instruction(Code.BLOCK_GATE_GRADIENT, pairs.shape[0], q, k, v, table, extra, attrs, operands, more)
