@@ -29,7 +29,7 @@ LEVELS = [
 ]
 LEVEL = {name: i for i, names in enumerate(LEVELS) for name in names}
 ONLY_IN = {
-    "torch": {"array"},
+    "torch": {"array", "patterns"},  # patterns: only to make block masks of FlexAttention
     "triton": {"array"},
     "numba": {"native", "array", "plan"},
     "transformers": {"models"},

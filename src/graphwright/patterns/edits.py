@@ -60,24 +60,36 @@ def connect(self: Pattern, query: int, key: int, plane: int) -> EdgeId:
         raise EdgeExists(EdgeId.from_int(self._edge_cells[slot]), query, key, plane)
     kind, mask = kind_of(self, query, key)
     ids = self._node_cells
-    row = -1 if mask is None else int(self._pool.store(mask[None])[0])
+    row = -1 if mask is None else keep_mask(self, mask)
     nodes = cast("Any", ids[source]), cast("Any", ids[target])
     edge = self.graph.add_edge(*nodes, kind=kind, birth=self.steps, bits=row)
     slot = edge & INDEX
-    if 2 * index.count + 2 > index.capacity:
-        index.reserve(index.count + 1, self._source, self._target)
-    pair_index.insert(index.cells, slot, self._source_cells, self._target_cells)
-    index.count += 1
-    count(self)
+    index_one(self, slot)
     self._note((ADD, source, target, (edge >> INDEX_BITS) & INDEX, self._out_cells[slot], self._in_cells[slot],
                 kind, -1, 0.0, self.steps, 0, mask))  # fmt: skip
     return edge
 
 
+def index_one(self: Pattern, slot: int) -> None:
+    """Enter a new edge into the pair index, and count it in the table."""
+    index = self._index
+    if 2 * index.count + 2 > index.capacity:
+        index.reserve(index.count + 1, self._source, self._target)
+    pair_index.insert(index.cells, slot, self._source_cells, self._target_cells)
+    index.count += 1
+    count(self)
+
+
+def keep_mask(self: Pattern, mask: Array) -> int:
+    """Store one packed mask in the pool; return its row."""
+    row = int(self._pool.store(mask[None])[0])
+    self._words[table.POOL] = self._pool.data.ctypes.data
+    return row
+
+
 def cut(self: Pattern, edge: EdgeId) -> None:
     """Remove an edge; see `Pattern.cut`."""
-    self.graph.source(edge)  # raises StaleHandle
-    slot = edge & INDEX
+    slot = self.graph.edges._table.slot(edge)  # raises StaleHandle
     source, target = self._source_cells[slot], self._target_cells[slot]
     pair_index.erase(self._index.cells, slot, self._source_cells, self._target_cells)
     self._index.count -= 1
