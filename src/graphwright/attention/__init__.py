@@ -22,24 +22,7 @@ from graphwright.patterns import (
 )
 
 __all__ = [
-    "Candidates",
-    "Drift",
-    "Pattern",
-    "Pruned",
-    "attend",
-    "block_local",
-    "causal_full",
-    "collect",
-    "dilated",
-    "document",
-    "drift",
-    "full",
-    "patterns",
-    "propose",
-    "prune",
-    "random_blocks",
-    "sliding_window",
-    "sparsify",
-    "star",
+    "Candidates", "Drift", "Pattern", "Pruned", "attend", "block_local", "causal_full", "collect", "dilated",
+    "document", "drift", "full", "patterns", "propose", "prune", "random_blocks", "sliding_window", "sparsify", "star",
     "topk",
 ]  # fmt: skip
