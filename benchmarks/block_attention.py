@@ -86,10 +86,14 @@ class Operands:
 
     def flex(self, pattern: at.Pattern) -> Call:
         """Return FlexAttention's compiled forward over the same blocks; its masks are computed, not looked up."""
-        mask, run = flex_mask(pattern), torch.compile(flex_attention, dynamic=False)
-        given = [x.detach() for x in self.torch]
+        mask, run = flex_mask(pattern), self.flex_with()
+        return lambda: run(mask)
 
-        def call() -> torch.Tensor:
+    def flex_with(self) -> Callable[[BlockMask], torch.Tensor]:
+        """Return FlexAttention's compiled forward as a function of a block mask."""
+        run, given = torch.compile(flex_attention, dynamic=False), [x.detach() for x in self.torch]
+
+        def call(mask: BlockMask) -> torch.Tensor:
             with torch.no_grad():
                 return run(*given, block_mask=mask)
 
@@ -189,12 +193,12 @@ def _add(
     note: dict[str, str] = {}
     for name, samples in taken.items():
         pattern, faster = (of or {}).get(name, ""), median(taken[dense]) / median(samples)
-        said = [about(pattern) if isinstance(pattern, at.Pattern) else pattern]
+        parts = [about(pattern) if isinstance(pattern, at.Pattern) else pattern]
         if name not in (dense, "A/A"):
-            said.append(f"{faster:.2f} times the speed of dense")
+            parts.append(f"{faster:.2f} times the speed of dense")
             if isinstance(pattern, at.Pattern):
-                said[-1] += f" = {faster * density_of(pattern):.2f} / density"
-        note[lead + name] = "; ".join(filter(None, said))
+                parts[-1] += f" = {faster * density_of(pattern):.2f} / density"
+        note[lead + name] = "; ".join(filter(None, parts))
     add_rounds(figure, {lead + name: samples for name, samples in taken.items()}, unit, note)
 
 
@@ -241,7 +245,7 @@ def crossover(ratios: Sequence[tuple[float, float]]) -> str:
             return f"dense is faster above a density of {100 * (a + (b - a) * (x - 1) / (x - y)):.0f} %"
     if last[1] < 1:
         return "dense is faster at every density"
-    return f"never behind dense: {last[1]:.2f} times its speed at {100 * last[0]:.0f} %"
+    return f"dense is never faster: this is {last[1]:.2f} times its speed at {100 * last[0]:.0f} %"
 
 
 def line(points: Sequence[tuple[int, float]]) -> str:
@@ -272,9 +276,9 @@ def windows(tokens: Sequence[int] = (1024, 4096, 16384, 65536), window: int = 51
             _add(figure, taken, DENSE, lead, {"graphwright": pattern})
         else:
             add_rounds(figure, {lead + n: t for n, t in taken.items()}, note={lead + "graphwright": about(pattern)})
-    said = ", ".join(f"{1e6 * t:.2f}" for t in each)
+    times = ", ".join(f"{1e6 * t:.2f}" for t in each)
     longer = [t for t, count in zip(each, tokens, strict=True) if count > 2 * window]
-    figure.notes.append(f"us per token: {said}; from {2 * window:,} tokens on within {_within(longer):.0f} %")
+    figure.notes.append(f"us per token: {times}; from {2 * window:,} tokens on within {_within(longer):.0f} %")
     figure.notes.append(f"above {longest:,} tokens the dense peer and the check with dense masks do not run")
     return figure
 
