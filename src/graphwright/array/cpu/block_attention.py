@@ -72,7 +72,7 @@ class _Rows:
     def each(self, dense: bool = False) -> Iterator[_Scores]:
         """Yield the scores of all rows; with `dense`, if the algorithm is that, of all queries of a plane at once."""
         table = self.read()
-        if dense and runs_dense(self.attrs["algorithm"], table.density, table.block):
+        if dense and runs_dense(self.attrs["algorithm"], table.density, table.block, table.queries * table.keys):
             yield from map(self.scores, table.planes_whole())
         else:
             for plane in range(table.planes):
@@ -259,10 +259,14 @@ def block_gate_gradient(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors
     return run
 
 
-@kernel("block_entropy", needs=Needs(reads=(2,), allocates=True))
+@kernel(
+    "block_entropy", lambda o, i, a: work_of(forms.BLOCK_ENTROPY, o, i, a), needs=Needs(reads=(2,), allocates=True)
+)  # fmt: skip
 def block_entropy(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     (q, k, table, lse, *extra), (entropy,) = ins, outs
     rows = _Rows(q, k, table, extra, attrs)
+    if (native := by_vm(forms.BLOCK_ENTROPY, outs, ins, attrs, work, rows.read)) is not None:
+        return native
 
     def run() -> None:
         for r in rows.each(dense=True):
@@ -276,10 +280,15 @@ _LOWEST = -1e30
 """Stands for the logarithm of 0, so that 0·ln 0 is 0."""
 
 
-@kernel("block_entropy_backward", needs=Needs(reads=(2,), allocates=True))
+@kernel(
+    "block_entropy_backward", lambda o, i, a: work_of(forms.BLOCK_ENTROPY_BACKWARD, o, i, a),
+    needs=Needs(reads=(2,), allocates=True),
+)  # fmt: skip
 def block_entropy_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     (q, k, table, lse, *extra), g = ins[:-2], ins[-1]
     rows = _Rows(q, k, table, extra, attrs)
+    if (native := by_vm(forms.BLOCK_ENTROPY_BACKWARD, outs, ins, attrs, work, rows.read)) is not None:
+        return native
 
     def run() -> None:
         sums = [torch.zeros(t.shape, dtype=rows.wide) for t in outs]

@@ -16,7 +16,8 @@ follow. Four words per operand: its address and its bytes per batch element, hea
 gradients of out, q, k, v, and the log-sum-exp; then from word `MORE` on: 0 packed keys (0: none), 1 packed values, 2
 size of the gates, 3 parts P, 4 gradient of the log-sum-exp (0: none), 5 gradients of the gates of each unit (0: not
 wanted), 6 and 7 bytes of the gradients of keys and of values of a part, 8 the result for edges or pairs, 9 pairs or
-the size of the result for edges, 10 batch elements, 11 whether the largest mass is wanted.
+the size of the result for edges, 10 batch elements, 11 whether the largest mass is wanted, or
+the gradient is that of the entropies: 4 is then their gradient and 8 the result for the log-sum-exp.
 """
 
 from __future__ import annotations
@@ -214,6 +215,9 @@ def _strip(row: Any, scratch: Any, t: Any, rows: Any, tiles: Any, closed: Any) -
             left, done, at = left - 1, done + 1, 0
             if done == bucket:
                 done, b = 0, vec.load_i32(_word(row, words.IN_NEXT) + 4 * b) if left > 0 else 0
+    if gates:  # columns without a key have weight 0, which only a finite number leaves at 0
+        for c in range(columns, (columns + 15) & -16):
+            vec.store_f32(scratch + _GATE + 4 * c, F(1.0))
     vec.store_i64(walk, b)
     vec.store_i64(walk + 8, left)
     vec.store_i64(walk + 16, done)
@@ -368,7 +372,8 @@ def _few_products(
     wide = vec.splat(factor)
     for r in range(rows):
         for c in range(0, columns, 16):
-            found = _products(x + r * step, at + 8 * c, width, min(columns - c, 16))
+            count = min(columns - c, 16)
+            found = _products(x + r * step, at + 8 * c, width, count)  # pyright: ignore[reportCallIssue]
             vec.store(to + _LINE * r + 4 * c, found * wide)
 
 
@@ -395,7 +400,7 @@ def _capped(x: Any, cap: Any) -> Any:
 
 @native
 def _softened(row: Any, scratch: Any, rows: Any, columns: Any) -> None:
-    """Turn the scores of a strip into g·e^(s - maximum), with running maxima and sums, and note the factor of older sums."""
+    """Turn the scores of a strip into g·e^(s - maximum), with running maxima and sums; note what older sums lose."""
     gates, inside, cap = cell(row, 14), cell(row, 13) == 0, F(number(row, 12))
     for r in range(rows):
         line, old = scratch + _SCORES + _LINE * r, vec.load_f32(scratch + _TOP + 4 * r)
@@ -462,7 +467,8 @@ def _mixed(scratch: Any, at: Any, rows: Any, columns: Any, out: Any, step: Any, 
     for r in range(rows):
         line, kept = weights + _LINE * r, vec.splat(vec.load_f32(scratch + _ALPHA + 4 * r))
         for c in range(0, columns, 16):
-            _add_weighted(out + r * step, kept, vec.load(line + 4 * c), at + 8 * c, width, min(columns - c, 16))
+            p, count = vec.load(line + 4 * c), min(columns - c, 16)
+            _add_weighted(out + r * step, kept, p, at + 8 * c, width, count)  # pyright: ignore[reportCallIssue]
             kept = vec.splat(F(1.0))
 
 
@@ -651,6 +657,42 @@ def _pulled_back(row: Any, scratch: Any, rows: Any, columns: Any, pulled: Any) -
 
 
 @native
+def _logs(row: Any, scratch: Any, s: Any, base: Any, c: Any) -> Any:
+    """Return (s after the softcap, ln of the softmax weights, -1e30 where they are 0) of 16 scores at column c / 4."""
+    cap = F(number(row, 12))
+    if cap > F(0.0):
+        s = _capped(s, cap)
+    found = s - base
+    if cell(row, 14) and cell(row, 13) == 0:
+        g = vec.load(scratch + _GATE + c)
+        found = vec.select(g > F(0.0), found + log(g), F(-np.inf))
+    return s, vec.most(found, F(-1e30))
+
+
+@native
+def _entropy_pulled_back(row: Any, scratch: Any, rows: Any, columns: Any, pulled: Any) -> None:
+    """The same for entropies: from scores and the gradients g of entropies, -g·a (ln a + 1) as slopes."""
+    cap, scale, inside = F(number(row, 12)), F(number(row, 11)), cell(row, 14) and cell(row, 13) == 0
+    for r in range(rows):
+        line, slopes = scratch + _SCORES + _LINE * r, scratch + _SLOPES + _LINE * r
+        base, up = vec.load_f32(scratch + _TOP + 4 * r), vec.load_f32(scratch + _ALPHA + 4 * r)
+        part = vec.load(scratch + _SUMS + 64 * r)
+        for c in range(0, 4 * columns, 64):
+            s, logs = _logs(row, scratch, vec.load(line + c), base, c)
+            change = (logs + F(1.0)) * (-up)
+            ds, bend = exp(logs) * change, vec.splat(scale)
+            if cap > F(0.0):
+                y = vec.most(s, -cap) / cap
+                bend = (1.0 - y * y) * scale
+            part = part + ds
+            vec.store(slopes + c, ds * bend)
+            if pulled and inside:
+                at, g = scratch + _PULLED + c, vec.load(scratch + _GATE + c)
+                vec.store(at, vec.load(at) + vec.select(g > F(0.0), ds / g, 0.0))
+        vec.store(scratch + _SUMS + 64 * r, part)
+
+
+@native
 def _collected(scratch: Any, result: Any) -> None:
     """Add the gradients of the gates of the strip's columns to those of their slots."""
     for p in range(_count(scratch)):
@@ -676,7 +718,14 @@ def _pull_back_rows(
     dk = operand(row, 6, batch, group) + part * _more(row, PART_K)
     dv = operand(row, 7, batch, group) + part * _more(row, PART_V)
     pulled, scores, slopes = dgates != 0, scratch + _SCORES, scratch + _SLOPES
-    _prepared(row, scratch, batch, head, t, rows)
+    entropy, place = _more(row, LARGEST), 4 * ((batch * cell(row, 3) + head) * cell(row, 5) + t)
+    if entropy:
+        _bases(row, scratch, batch, head, t, rows)
+        for r in range(rows):
+            vec.store_f32(scratch + _ALPHA + 4 * r, vec.load_f32(_more(row, LSE_GRAD) + place + 4 * r))
+            vec.store(scratch + _SUMS + 64 * r, vec.splat(F(0.0)))
+    else:
+        _prepared(row, scratch, batch, head, t, rows)
     _begin(row, scratch, _plane(row, head, group), i)
     fresh = True
     while True:
@@ -684,13 +733,16 @@ def _pull_back_rows(
         if columns == 0:
             break
         _scored(row, scratch, q, k, v, batch, group, t, rows, columns, tiles)
-        if tiles:
+        if entropy == 0 and tiles:
             _tile_products(row, scratch, g, sg, wide, _more(row, VT), batch, group, rows, slopes)
-        else:
+        elif entropy == 0:
             _few_products(scratch, g, sg, wide, scratch + _VALUES, rows, columns, F(1.0), slopes)
         if pulled:
             _cleared(scratch + _PULLED, _LINE, 1, _SIDE)
-        _pulled_back(row, scratch, rows, columns, pulled)
+        if entropy:
+            _entropy_pulled_back(row, scratch, rows, columns, pulled)
+        else:
+            _pulled_back(row, scratch, rows, columns, pulled)
         if pulled:
             _collected(scratch, dgates)
         if fresh and not tiles:
@@ -700,7 +752,8 @@ def _pull_back_rows(
             own, slope, to_k, to_v = scores + 4 * column, slopes + 4 * column, dk + key * tk, dv + key * tv
             if tiles:
                 init, step = (0, 0) if fresh else (dq, tq)
-                gemm(own, 4, _LINE, g, sg, 4, to_v, tv, n, wide, rows, to_v, tv, scratch)
+                if wide:
+                    gemm(own, 4, _LINE, g, sg, 4, to_v, tv, n, wide, rows, to_v, tv, scratch)
                 gemm(slope, _LINE, 4, k + key * sk, sk, 4, dq, tq, rows, deep, n, init, step, scratch)
                 gemm(slope, 4, _LINE, q, sq, 4, to_k, tk, n, deep, rows, to_k, tk, scratch)
                 fresh = False
@@ -714,11 +767,13 @@ def _pull_back_rows(
         fresh = False
     if fresh:
         _cleared(dq, tq, rows, deep)
+    for r in range(rows if entropy else 0):
+        vec.store_f32(_more(row, RESULT) + place + 4 * r, -vec.total(vec.load(scratch + _SUMS + 64 * r)))
 
 
 @loop(Code.BLOCK_ATTEND_BACKWARD)
 def block_attend_backward(row: Any, scratch: Any) -> Any:
-    """Compute the gradients of q, and those of k, v and gates of each part; -1 if the table does not fit the operands."""
+    """Compute the gradients of q, and those of k, v and gates of each part; -1 if the table does not fit."""
     if _misfits(row):
         return -1
     groups, queries, keys, shift = cell(row, 4), cell(row, 5), cell(row, 6), _shift(row)
@@ -889,3 +944,46 @@ def _times(scratch: Any, rows: Any, columns: Any, scale: Any) -> None:
         for c in range(0, 4 * columns, 64):
             at = scratch + _SCORES + _LINE * r + c
             vec.store(at, vec.load(at) * wide)
+
+
+@loop(Code.BLOCK_ENTROPY)
+def block_entropy(row: Any, scratch: Any) -> Any:
+    """Write the entropies of the softmax weights of queries, in units as those of attention."""
+    if _misfits(row):
+        return -1
+    heads, queries, shift = cell(row, 3), cell(row, 5), _shift(row)
+    spans, share = (queries + _SIDE - 1) // _SIDE, heads // cell(row, 4)
+    for unit in range(cell(row, 1), cell(row, 1) + cell(row, 2)):
+        item, t = unit // spans, _SIDE * (unit % spans)
+        batch, head, end = item // heads, item % heads, min(t + _SIDE, queries)
+        while t < end:
+            i, rows = _span(row, t, end, shift)
+            _entropy_rows(row, scratch, batch, head, head // share, t, i, rows)
+            t += rows
+    return 3
+
+
+@native
+def _entropy_rows(row: Any, scratch: Any, batch: Any, head: Any, group: Any, t: Any, i: Any, rows: Any) -> None:
+    """Write the entropies of `rows` queries of query block i, from query t on."""
+    tiles, k = _more(row, KT) != 0 and rows > FEW, operand(row, 1, batch, group)
+    q, result = operand(row, 0, batch, head) + t * step_of(row, 0), _more(row, RESULT)
+    _bases(row, scratch, batch, head, t, rows)
+    for r in range(rows):
+        vec.store(scratch + _SUMS + 64 * r, vec.splat(F(0.0)))
+    _begin(row, scratch, _plane(row, head, group), i)
+    while True:
+        columns = _strip(row, scratch, t, rows, tiles, False)
+        if columns == 0:
+            break
+        _scored(row, scratch, q, k, k, batch, group, t, rows, columns, tiles)
+        for r in range(rows):
+            line, base = scratch + _SCORES + _LINE * r, vec.load_f32(scratch + _TOP + 4 * r)
+            part = vec.load(scratch + _SUMS + 64 * r)
+            for c in range(0, 4 * columns, 64):
+                _, logs = _logs(row, scratch, vec.load(line + c), base, c)
+                part = part - exp(logs) * logs
+            vec.store(scratch + _SUMS + 64 * r, part)
+    for r in range(rows):
+        at = result + 4 * ((batch * cell(row, 3) + head) * cell(row, 5) + t + r)
+        vec.store_f32(at, vec.total(vec.load(scratch + _SUMS + 64 * r)))
