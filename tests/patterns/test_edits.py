@@ -76,7 +76,7 @@ VERBS = ("connect", "connect", "cut", "many", "cut many", "set", "undo", "redo",
 def test_random_edits_undo_and_redo_agree_with_a_model(shape, data):
     pattern = Pattern(**SHAPES[shape])
     pairs, states = possible(pattern), [{}]
-    places, at = [pattern.hash(positions=True)], 0
+    hashes, at = [pattern.hash(positions=True)], 0
     for _ in range(data.draw(st.integers(1, 25))):
         verb = data.draw(
             st.sampled_from(["connect", "connect", "cut", "many", "cut many", "set", "undo", "redo", "edit"])
@@ -87,7 +87,7 @@ def test_random_edits_undo_and_redo_agree_with_a_model(shape, data):
             if at:
                 pattern.undo()
                 at -= 1
-                assert pattern.hash(positions=True) == places[at]
+                assert pattern.hash(positions=True) == hashes[at]
             else:
                 with pytest.raises(NotUndoable):
                     pattern.undo()
@@ -97,7 +97,7 @@ def test_random_edits_undo_and_redo_agree_with_a_model(shape, data):
             if at + 1 < len(states):
                 pattern.redo()
                 at += 1
-                assert pattern.hash(positions=True) == places[at]
+                assert pattern.hash(positions=True) == hashes[at]
             else:
                 with pytest.raises(NotUndoable):
                     pattern.redo()
@@ -126,14 +126,14 @@ def test_random_edits_undo_and_redo_agree_with_a_model(shape, data):
                     pt.PatternEdit(pattern).set(model[pair], pinned=1, score=0.5)
                 check(pattern, model)
         if pattern.version > before:
-            del states[at + 1 :], places[at + 1 :]
+            del states[at + 1 :], hashes[at + 1 :]
             states.append(model)
-            places.append(pattern.hash(positions=True))
+            hashes.append(pattern.hash(positions=True))
             at += 1
-    for state, place in zip(states[:at][::-1], places[:at][::-1], strict=True):
+    for state, expected_hash in zip(states[:at][::-1], hashes[:at][::-1], strict=True):
         pattern.undo()
         check(pattern, state)
-        assert pattern.hash(positions=True) == place
+        assert pattern.hash(positions=True) == expected_hash
 
 
 def test_bulk_edits_equal_the_loop_of_single_edits_down_to_the_order_of_lists():
@@ -262,10 +262,10 @@ def test_an_edge_outside_the_window_sees_all_causal_pairs():
     assert np.array_equal(pattern.to_dense(), before)
     kinds = dict(zip(map(tuple, pattern.pairs()[:, 1:].tolist()), pattern.edges["kind"], strict=True))
     assert (kinds[3, 0], kinds[3, 2]) == (FULL, RULE)
-    strangers = Pattern(32, 16, segments=(np.zeros(32, int), np.ones(32, int)))
-    strangers.connect_many([0, 1], [0, 0])
-    assert list(strangers.edges["kind"]) == [MASKED, FULL]
-    assert np.array_equal(dense(strangers.table)[0, :, :16], np.tri(32, 16, dtype=bool))
+    separate = Pattern(32, 16, segments=(np.zeros(32, int), np.ones(32, int)))
+    separate.connect_many([0, 1], [0, 0])
+    assert list(separate.edges["kind"]) == [MASKED, FULL]
+    assert np.array_equal(dense(separate.table)[0, :, :16], np.tri(32, 16, dtype=bool))
 
 
 @pytest.mark.parametrize("degree", [2, 10_000])

@@ -111,12 +111,14 @@ def damage():
     yield "a node twice", swap("key_nodes", 0, 1)
     yield "a wrong free list", swap("edges.free", 0, 0)
     yield "more tokens than blocks", facts(b'"tokens":[90,150]', b'"tokens":[90,10000000000]')
+    yield "more planes than nodes", facts(b'"planes":2', b'"planes":2000000000')
+    yield "block size 0", facts(b'"block":16', b'"block":0')
     yield "no tokens", facts(b'"tokens":[90,150]', b'"tokens":[0,150]')
     yield "another block size", facts(b'"block":16', b'"block":15')
     yield "an unknown rule", facts(b'"kind":"dilated"', b'"kind":"diluted"')
     yield "an unknown schema", facts(b'"schema":1', b'"schema":9')
     yield "stride 0", facts(b'"stride":7', b'"stride":0')
-    yield "facts that are no JSON", swap("facts", 0, 0)
+    yield "facts that are not JSON", swap("facts", 0, 0)
     for name, array in edited().to_arrays().items():
         yield f"no {name}", drop(name)
         if len(array):
@@ -210,7 +212,7 @@ def test_flex_block_masks_round_trip(name, tokens):
     assert torch.allclose(theirs[:, :, rows], wanted[:, :, rows], atol=1e-5)
 
 
-def test_flex_masks_of_mask_mods_are_tabulated_or_said_to_be_lost():
+def test_flex_masks_of_mask_mods_are_tabulated_or_refused():
     pytest.importorskip("torch")
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
 
@@ -282,6 +284,11 @@ def test_hash_tells_edges_apart_and_not_histories():
         pt.Pattern(64, 16, q_start=1),
     ]
     assert len({p.hash() for p in [pt.Pattern(64, 16), *others]}) == 5
+    full, ruled = (pt.Pattern(16, 16, causal=False, window=3, symmetric=True) for _ in range(2))
+    full.connect(0, 0)
+    ruled.connect(0, 0)
+    full.graph.set_edge(full.edge_between(0, 0), kind=FULL)
+    assert full.hash() != ruled.hash()
     masks = [Pattern.from_dense(np.eye(16, k=k, dtype=bool), 16, causal=False).hash() for k in (0, 1)]
     assert masks[0] != masks[1]
 

@@ -38,7 +38,7 @@ class Entry:
         """The change of this transaction."""
         if self._change is None:
             self._change = changes.build(self.parts, self._block)
-            self.parts = [None]
+            self.parts = []
         return self._change
 
     def __repr__(self) -> str:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graphwright.graph import EdgeArray, EdgeId, Graph, Mask
+from graphwright.graph.slots import cells_of
 from graphwright.graph.views import TableView
 
 from ..errors import UsageError
@@ -82,12 +83,12 @@ class Pattern:
         self.base = Position(bool(causal), window, bool(symmetric), as_segments(segments, self.frame))
         self.planes, self.name = int(planes), name
         self.rule: Rule | None = None
-        self.version, self.gates = 0, 0
+        self.version, self._gates = 0, 0
         self.steps = 0
         """Number of steps that the pattern has taken; `birth` of an edge is their number when it was connected."""
         self.lookups: list[int] | None = [0] if debug_counters else None
         self.table: npt.NDArray[np.int64] = np.zeros(table.WORDS, np.int64)
-        self._words = memoryview(self.table)
+        self._words = cells_of(self.table)
         self._history = History()
         self._open: list[Any] | None = None
         self._lock = RunLock(timeout)
@@ -101,6 +102,7 @@ class Pattern:
     def _bind(self, graph: Graph) -> None:
         """Use a graph, which is not shared with others."""
         self.graph = graph
+        self._edge_table = graph.edges._table
         graph.on_move.append(self._refresh)
         self._refresh()
 
@@ -149,10 +151,11 @@ class Pattern:
         self._node_ids, self._edge_ids = held.node_ids, held.edge_ids
         self._out_at, self._in_at = held.outgoing.position, held.incoming.position
         self._numbers = held.node_columns["index"]
-        self._source_cells, self._target_cells = memoryview(held.source), memoryview(held.target)
-        self._query_cells, self._key_cells = memoryview(self.query_nodes), memoryview(self.key_nodes)
-        self._node_cells, self._edge_cells = memoryview(held.node_ids), memoryview(held.edge_ids)
-        self._out_cells, self._in_cells = memoryview(self._out_at), memoryview(self._in_at)
+        self._source_cells, self._target_cells = cells_of(held.source), cells_of(held.target)
+        self._query_cells, self._key_cells = cells_of(self.query_nodes), cells_of(self.key_nodes)
+        self._node_cells, self._edge_cells = cells_of(held.node_ids), cells_of(held.edge_ids)
+        self._out_cells, self._in_cells = cells_of(self._out_at), cells_of(self._in_at)
+        self._rows, self._key_blocks = self.blocks
         t, frame, base = self.table, self.frame, self.base
         lists = [each for side in (held.incoming, held.outgoing)
                  for each in (side.head, side.degree, side.after, side.items)]  # fmt: skip
@@ -165,9 +168,18 @@ class Pattern:
         t[table.QSTART : table.SYMMETRIC + 1] = frame.q_start, base.causal, base.window or 0, base.symmetric
         segments = base.segments
         t[table.SEG_Q], t[table.SEG_K] = (0, 0) if segments is None else (address(segments.q), address(segments.k))
-        t[table.BUCKET], t[table.GATES] = BUCKET, self.gates
+        t[table.BUCKET], t[table.GATES] = BUCKET, self._gates
         t[table.ROW_STRIDE], t[table.COL_STRIDE] = self.query_nodes.shape[1], self.key_nodes.shape[1]
         edits.count(self)
+
+    @property
+    def gates(self) -> int:
+        """Size of the vector of gates that the column `gate` of edges refers to."""
+        return self._gates
+
+    @gates.setter
+    def gates(self, count: int) -> None:
+        self._gates = self._words[table.GATES] = count
 
     def reading(self) -> AbstractContextManager[None]:
         """Return a context for a run: edits wait until it ends, runs of several threads may overlap.
@@ -202,7 +214,7 @@ class Pattern:
     @property
     def edges(self) -> TableView[EdgeArray]:
         """The edges as a table: `edges()` returns handles, `edges["score"]` a column, `edges["score"] < t` a mask."""
-        return TableView(cast("Any", self), self.graph.edges._table, EdgeArray)
+        return TableView(cast("Any", self), self._edge_table, EdgeArray)
 
     # -- edits -------------------------------------------------------------------------------------------------------
     def connect(self, query: int, key: int, plane: int = 0) -> EdgeId:

@@ -35,13 +35,13 @@ def perform(self: Pattern, change: PatternChange) -> None:
         growth.resize(self, after, change.segments)
     op = change.rows["op"]
     borders = [0, *(np.flatnonzero(np.diff(op)) + 1).tolist(), len(op)]
-    singles: Any = None
+    singles: list[Any] | None = None
     for start, end in pairwise(borders):
         try:
             if end == start + 1 and op[start] != WRITE:
                 if singles is None:  # rows as tuples: edits of one edge run without arrays
                     singles = list(zip(*(change.rows[name].tolist() for name in _SINGLE), strict=True))
-                _one(self, *singles[start], change.bits)
+                _one(self, singles[start], change.bits)
             elif start < end:
                 rows = {name: array[start:end] for name, array in change.rows.items()}
                 _PERFORM[int(op[start])](self, rows, change.bits)
@@ -61,11 +61,9 @@ def perform(self: Pattern, change: PatternChange) -> None:
 _SINGLE = ("op", "source", "target", "generation", "outgoing", "incoming", "kind", "new_mask", *SCALARS)
 
 
-def _one(
-    self: Pattern, op: int, source: int, target: int, generation: int, outgoing: int, incoming: int, kind: int,
-    mask: int, gate: int, score: float, birth: int, pinned: int, bits: Array,
-) -> None:  # fmt: skip
-    """Add or cut one edge; the same as `_add_rows` and `_cut_rows`."""
+def _one(self: Pattern, row: tuple[Any, ...], bits: Array) -> None:
+    """Add or cut one edge, given the values of _SINGLE; the same as `_add_rows` and `_cut_rows`."""
+    op, source, target, generation, outgoing, incoming, kind, mask, gate, score, birth, pinned = row
     index, ids = self._index, self._node_cells
     slot = pair_index.find(index.cells, source, target, self._source_cells, self._target_cells)
     if (slot >= 0) == (op == ADD):
@@ -73,18 +71,18 @@ def _one(
     if op == CUT:
         edits.cut(self, as_edge(self._edge_cells[slot]))
         return
-    row = -1 if mask < 0 else edits.keep_mask(self, bits[mask])
-    columns = {"kind": kind, "bits": row, "gate": gate, "score": score, "birth": birth, "pinned": pinned}
+    held = -1 if mask < 0 else edits.keep_mask(self, bits[mask])
+    columns = {"kind": kind, "bits": held, "gate": gate, "score": score, "birth": birth, "pinned": pinned}
     ahead = self.graph.next_edge()
     ends = as_node(ids[source]), as_node(ids[target])
     if generation >= ahead.generation:
         edge = self.graph.add_edge(*ends, **columns)
     else:
-        edge = EdgeId(ahead.index, generation)
+        edge = as_edge(EdgeId.kind_bit | generation << INDEX_BITS | ahead.index)
         try:
             self.graph.restore_edge(RemovedEdge(edge, *ends, columns, outgoing, incoming))
         except UsageError:
-            self._pool.release(np.array([row]))
+            self._pool.release(np.array([held]))
             raise
     edits.index_one(self, edge.index)
 
@@ -126,9 +124,9 @@ def _restore(
     rows, _ = edits.stored(self, blocks)
     values = {**columns, "kind": blocks.kind, "bits": rows}
     back = slice(None, None, -1)  # a record has the order of removal
-    nodes = (NodeArray(self._node_ids[each[back]]) for each in (blocks.q, blocks.k))
+    sources, targets = (NodeArray(self._node_ids[each[back]]) for each in (blocks.q, blocks.k))
     saved = {name: value[back] for name, value in values.items()}
-    record = RemovedEdges(EdgeArray(handles[back]), *nodes, saved, outgoing[back], incoming[back])
+    record = RemovedEdges(EdgeArray(handles[back]), sources, targets, saved, outgoing[back], incoming[back])
     try:
         self.graph.restore_edges(record)
     except UsageError:
