@@ -22,6 +22,7 @@ import graphwright as gw
 from benchmarks.harness import Figure, add_rounds, rounds
 from graphwright import attention as at
 from graphwright.array.cpu import set_num_threads
+from graphwright.attention.timing import density_of, random_pattern
 from graphwright.autograd import grad, no_grad
 from graphwright.models.open import config_from, create
 
@@ -34,28 +35,9 @@ dense_attention = torch.nn.functional.scaled_dot_product_attention
 
 
 # -- patterns and operands ---------------------------------------------------------------------------------------------
-def random_pattern(tokens: int, density: float, seed: int = 0) -> at.Pattern:
-    """Return a causal pattern of each query block's own block and random earlier blocks, as dense as asked for."""
-    if density == 1:
-        return at.causal_full(tokens, BLOCK)
-    pattern = at.block_local(tokens, 0, BLOCK)
-    q, k = np.tril_indices(pattern.blocks[0], -1)
-    most = round((density * tokens * (tokens + 1) / 2 - pattern.summary().pairs) / BLOCK**2)
-    chosen = np.random.default_rng(seed).permutation(len(q))[: max(most, 0)]
-    chosen.sort()
-    pattern.connect_many(q[chosen], k[chosen])
-    return pattern
-
-
 def window_pattern(tokens: int, density: float) -> at.Pattern:
     """Return the sliding window that allows this share of the causal pairs."""
     return at.sliding_window(tokens, max(round(tokens * (1 - (1 - density) ** 0.5)), 1), BLOCK)
-
-
-def density_of(pattern: at.Pattern) -> float:
-    """Return the share of the causal pairs that a pattern allows."""
-    queries, keys = pattern.tokens
-    return pattern.summary().pairs / (queries * keys - queries * (queries - 1) / 2)
 
 
 class Operands:
