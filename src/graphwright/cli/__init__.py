@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from graphwright import __version__
-from graphwright.cli import demo, edit, evolve, experts, export, generate, life, look, surgery, train, warmup
+from graphwright.cli import bench, demo, edit, evolve, experts, export, generate, life, look, surgery, train, warmup
 from graphwright.cli.common import Commands
 
 app = typer.Typer(
@@ -41,7 +41,7 @@ _COMMANDS = (
     *(demo.demo, look.inspect, look.draw, look.run, look.diagnose, generate.generate, train.train, life.life),
     *(evolve.evolve, edit.edit, surgery.prune, surgery.search, surgery.orthogonalize, surgery.compress),
     *(experts.experts, experts.upcycle),
-    *(export.export, export.verify, export.diff, warmup.warmup),
+    *(export.export, export.verify, export.diff, bench.bench, warmup.warmup),
 )
 Commands.ALL |= {command.name: command for command in _COMMANDS}
 
