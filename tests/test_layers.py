@@ -23,13 +23,13 @@ LEVELS = [
     {"nn", "optim", "amp", "data", "distributions", "metrics"},
     {"models", "evolve"},
     {"surgery", "structure"},
-    {"experts", "lifecycle"},
+    {"attention", "experts", "lifecycle"},
     {"cli", "testing"},
     {"__init__", "__main__"},
 ]
 LEVEL = {name: i for i, names in enumerate(LEVELS) for name in names}
 ONLY_IN = {
-    "torch": {"array"},
+    "torch": {"array", "patterns"},  # patterns: only to make block masks of FlexAttention
     "triton": {"array"},
     "numba": {"native", "array", "plan"},
     "transformers": {"models"},

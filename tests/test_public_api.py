@@ -47,6 +47,7 @@ MODULES = (
     "ops",
     "optim",
     "optim.lr_scheduler",
+    "patterns",
     "plan",
     "program",
     "safetensors",

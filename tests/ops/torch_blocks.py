@@ -50,6 +50,7 @@ class Pairs:
 
     def to_gates(self, t: torch.Tensor) -> torch.Tensor:
         """Sum what each pair [N, H, Tq, Tk] adds to its gate."""
+        assert self.gates is not None
         slots = torch.from_numpy(self.slots).repeat_interleave(t.shape[1] // len(self.slots), 0)
         return torch.stack([(t * (slots == i)).sum() for i in range(len(self.gates))]).to(self.gates.dtype)
 

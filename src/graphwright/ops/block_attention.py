@@ -49,13 +49,14 @@ def lse_spec(q: Spec) -> Spec:
 
 def _check(q: Spec, k: Spec, v: Spec | None, table: Spec, extra: Sequence[Spec], attrs: Mapping[str, Any]) -> None:
     floating(one_dtype(q, k, v))
-    if any(len(t.shape) != 4 for t in (q, k, v or k)):
+    if any(len(t.shape) != 4 for t in (q, k, k if v is None else v)):
         expected = "q [N, H, Tq, d], k [N, Hk, Tk, d], v [N, Hk, Tk, dv]"
         raise ShapeError("invalid operands of attention", expected=expected, got=f"{q}, {k}, {v}")
     equal_dim(q.shape[0], k.shape[0], "batch of k")
     equal_dim(q.shape[3], k.shape[3], "head width of k")
-    for axis, name in ((0, "batch"), (1, "kv heads"), (2, "length")) if v is not None else ():
-        equal_dim(k.shape[axis], v.shape[axis], f"{name} of v")
+    if v is not None:
+        for axis, name in ((0, "batch"), (1, "kv heads"), (2, "length")):
+            equal_dim(k.shape[axis], v.shape[axis], f"{name} of v")
     heads, groups, planes = q.shape[1], k.shape[1], attrs["planes"]
     if heads != groups and (isinstance(heads, str) or isinstance(groups, str) or groups == 0 or heads % groups):
         expected = f"a multiple of the number of key heads, {groups}"
@@ -105,19 +106,20 @@ _ALGORITHMS = Algorithms("attention", ALGORITHMS, lambda ins, attrs: algorithm_o
 
 @op("block_sdpa")
 class BlockSdpa(Row):
-    """Attention over the pairs of a pattern: (Σ_j a_ij v_j [N, H, Tq, dv], log-sum-exp [N, H, Tq]), a = softmax(scale·qk).
+    """Attention over the pairs of a pattern: (Σ_j a_ij v_j [N, H, Tq, dv], log-sum-exp [N, H, Tq]).
 
-    q [N, H, Tq, d], k [N, Hk, Tk, d], v [N, Hk, Tk, dv], `table` int64 of the pattern; query head h reads key head
-    h // (H / Hk). With a softcap c, scores s become c·tanh(s / c). `planes` is 1, Hk or H: which plane of the pattern a
-    head has. A query without keys gives 0 and -inf. Operands after the table are named by `optional`: `gates` [G], the
-    gates of edges, which multiply the exponentials (`where` = "exp": a = g eˢ / Σ g eˢ, gates >= 0) or the normalised
-    weights ("weight"); `q_start` int64, the position of the first query among the keys (without it the pattern's).
+    a = softmax(scale·q kᵀ) for q [N, H, Tq, d], k [N, Hk, Tk, d], v [N, Hk, Tk, dv]; query head h reads key head
+    h // (H / Hk). `table` is that of the pattern, int64. With a softcap c, scores s become c·tanh(s / c). `planes` is
+    1, Hk or H: which plane of the pattern a head has. A query without keys gives 0 and -inf. Operands after the table
+    are named by `optional`: `gates` [G], the gates of edges, which multiply the exponentials (`where` = "exp": a = g eˢ
+    / Σ g eˢ, gates >= 0) or the normalised weights ("weight"); `q_start` int64, the position of the first query among
+    the keys (without it the pattern's).
     """
 
     arity, attrs, algorithms = (4, 6), _ATTRS, _ALGORITHMS
     saves, results = Saves(inputs=(0, 1, 2, 3, 4, 5), outputs=(0, 1)), ("out", "lse")
-    traits, why = Traits(attention=True, table=3, amp="low", fixed=(3, 4, 5), contiguous=(3,)), _WHY
-    vm = forms.BLOCK_SDPA
+    traits = Traits(attention=True, table=3, amp="low", fixed=(3, 4, 5), contiguous=(3,))
+    why, vm = _WHY, forms.BLOCK_SDPA
 
     def infer(q, k, v, table, *extra, **attrs):
         _check(q, k, v, table, extra, attrs)
@@ -131,7 +133,7 @@ class BlockSdpa(Row):
         optional = (*attrs["optional"], *extra)
         given = {**attrs, "optional": optional}
         grads = call("block_sdpa_backward", *ins, *extra.values(), *outs, slope, **given)
-        found = dict(zip((0, 1, 2), grads, strict=False))
+        found: dict[int, Any] = dict(enumerate(grads[:3]))
         if "gates" in optional:
             found[4 + optional.index("gates")] = grads[3]
         return tuple(found.get(i) for i in range(len(ins)))
@@ -145,7 +147,7 @@ class BlockSdpa(Row):
         return [q, k, v, *extra], attrs
 
     def axes(u: AxesUse):
-        q, k, v = u.ins[:3]
+        q, _, v = u.ins[:3]
         _heads(u)
         _axes(u, 3)
         return [(*q[:3], v[3]), q[:3]]
@@ -201,7 +203,7 @@ class BlockMass(_Measure):
     largest. A free slot has 0. `edges` is at least the pattern's number of slots.
     """
 
-    arity = (4, 6)
+    arity, vm = (4, 6), forms.BLOCK_MASS
     attrs = {**_ATTRS, "edges": Attr(StaticSize), "reduce": Attr(Literal["sum", "max"], "sum")}
     traits = Traits(fixed=(2, 3, 4, 5), contiguous=(2, 3))
 
@@ -211,7 +213,7 @@ class BlockMass(_Measure):
         return Spec((edges,), float32)
 
     def cost(ins, outs, attrs):
-        return Cost(_flops(*ins[:2], ins[0].sizes[3]), sum(i.nbytes for i in ins), outs[0].nbytes)
+        return Cost(_flops(ins[0], ins[1], ins[0].sizes[3]), sum(i.nbytes for i in ins), outs[0].nbytes)
 
     def sample(rng):
         q, k, v, table, *extra, attrs = _drawn(rng)
@@ -230,8 +232,7 @@ class BlockGateGradient(_Measure):
     heads of the plane are summed. The exponent is at most 60.
     """
 
-    arity = (8, 9)
-    attrs = {name: _ATTRS[name] for name in ("scale", "softcap", "where", "planes", "optional", "algorithm")}
+    arity, attrs, vm = (8, 9), _ATTRS, forms.BLOCK_GATE_GRADIENT
     traits = Traits(fixed=(4, 6, 7, 8), contiguous=(3, 4, 5, 6, 7))
 
     def infer(q, k, v, out, lse, g, pairs, table, *extra, **attrs):
@@ -263,7 +264,7 @@ class BlockEntropy(Row):
     operand like the others: only with the gradient that it passes on to `block_sdpa` is that of q and k the whole one.
     """
 
-    arity, attrs = (4, 6), _ATTRS
+    arity, attrs, vm = (4, 6), _ATTRS, forms.BLOCK_ENTROPY
     saves, traits = Saves(inputs=(0, 1, 2, 3, 4, 5), outputs=(0,)), Traits(fixed=(2, 3, 4, 5), contiguous=(2, 3))
     why = _WHY
 
@@ -280,7 +281,7 @@ class BlockEntropy(Row):
         return tuple(found.get(i) for i in range(len(ins)))
 
     def cost(ins, outs, attrs):
-        return Cost(_flops(*ins[:2], ins[0].sizes[3]), sum(i.nbytes for i in ins), outs[0].nbytes)
+        return Cost(_flops(ins[0], ins[1], ins[0].sizes[3]), sum(i.nbytes for i in ins), outs[0].nbytes)
 
     def sample(rng):
         q, k, v, table, *extra, attrs = _drawn(rng)
@@ -305,6 +306,7 @@ class BlockEntropyBackward(Backward):
     """
 
     arity, attrs, results = (6, 8), _ATTRS, ("dq", "dk", "dlse", "dgates")
+    vm = forms.BLOCK_ENTROPY_BACKWARD
     traits = Traits(backward_of="block_entropy", fixed=(2, 3), contiguous=(2, 3, -2, -1), opaque=True)
     vjp, why = None, {"vjp": "second derivatives through a pattern are not supported"}
 
@@ -318,7 +320,9 @@ class BlockEntropyBackward(Backward):
         return (q, k, lse) if gates is None else (q, k, lse, gates)
 
     def cost(ins, outs, attrs):
-        return Cost(_flops(*ins[:2], 3 * ins[0].sizes[3]), sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
+        return Cost(
+            _flops(ins[0], ins[1], 3 * ins[0].sizes[3]), sum(i.nbytes for i in ins), sum(o.nbytes for o in outs)
+        )
 
     def sample(rng):
         q, k, v, table, *extra, attrs = _drawn(rng, gates=True)

@@ -4,16 +4,17 @@
 # The files of this folder share private attributes of a pattern.
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from . import edits, masks
+from .changes import SCALARS
 from .errors import PatternShape
 from .masks import Blocks
 from .rules import HOW, Combined, Position
-from .table import FULL, RULE
+from .table import FULL, MASKED
 
 if TYPE_CHECKING:
     from .pattern import Pattern
@@ -46,66 +47,81 @@ def _combined(how: str, a: Pattern, b: Pattern) -> Pattern:
                    name=a.name)  # fmt: skip
     if a.rule is not None and b.rule is not None:
         made.rule = Combined(how, a.rule, b.rule)
-    (a_keys, a_blocks), (b_keys, b_blocks) = _held(a), _held(b)
-    keys = np.union1d(a_keys, b_keys) if how == "or" else a_keys
-    if how == "and":
-        keys = np.intersect1d(a_keys, b_keys)
+    sides = _Side.of(a), _Side.of(b)
+    keys = sides[0].keys
+    if how != "minus":
+        keys = (np.union1d if how == "or" else np.intersect1d)(keys, sides[1].keys)
     rows, columns = a.blocks
     for part in masks.chunks(len(keys), a.block):
-        own = keys[part]
-        q, k = own // columns % rows, own % columns
-        blocks = _joined(how, own, q, k, base, (a, a_keys, a_blocks), (b, b_keys, b_blocks))
-        plane = (own // columns // rows)[blocks.kept]
-        source = made.key_nodes[plane, blocks.made.k].astype(np.int64)
-        target = made.query_nodes[plane, blocks.made.q].astype(np.int64)
-        edits.insert(made, source, target, blocks.made)
+        at = [side.find(keys[part]) for side in sides]
+        blocks, kept = _joined(how, keys[part] // columns % rows, keys[part] % columns, base, sides, at)
+        plane = keys[part][kept] // columns // rows
+        source = made.key_nodes[plane, blocks.k].astype(np.int64)
+        target = made.query_nodes[plane, blocks.q].astype(np.int64)
+        edits.insert(made, source, target, blocks, **_columns(sides, [each[kept] for each in at]))
     return made
 
 
-class _Part:
-    def __init__(self, made: Blocks, kept: Array) -> None:
-        self.made, self.kept = made, kept
+class _Side(NamedTuple):
+    """The edges of a pattern, sorted by key: (plane · rows + query block) · columns + key block."""
+
+    pattern: Pattern
+    keys: Array
+    blocks: Blocks
+    slots: Array
+
+    @classmethod
+    def of(cls, pattern: Pattern) -> _Side:
+        plane, q, k = pattern.pairs().astype(np.int64).T
+        rows, columns = pattern.blocks
+        keys = (plane * rows + q) * columns + k
+        order = np.argsort(keys)
+        slots = pattern.edges().index[order]
+        return cls(pattern, keys[order], pattern.held(slots), slots)
+
+    def find(self, keys: Array) -> Array:
+        """Return the index of each key, or -1."""
+        if not len(self.keys):
+            return np.full(len(keys), -1)
+        at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        return np.where(self.keys[at] == keys, at, -1)
+
+    def full(self, at: Array) -> Array:
+        """Return whether there are edges at these indices that allow all pairs."""
+        return (at >= 0) & (np.append(self.blocks.kind, MASKED)[at] == FULL)
+
+    def seen(self, at: Array) -> Array:
+        """Return the masks at these indices, bool [n, block, block]; without an edge none is set."""
+        block = self.pattern.block
+        masks_of = np.zeros((len(at), block, block), bool)
+        masks_of[at >= 0] = masks.tokens(self.blocks.take(at[at >= 0]), self.pattern.base, self.pattern.frame)
+        return masks_of
 
 
-def _joined(how: str, keys: Array, q: Array, k: Array, base: Position, *sides: tuple[Pattern, Array, Blocks]) -> _Part:
-    """Return the combined blocks of `keys`, and which keys they are: bool."""
-    kind = np.full(len(keys), FULL, np.uint8)
-    present: list[Array] = []
-    full: list[Array] = []
-    at: list[Array] = []
-    for _, known, blocks in sides:
-        index = np.searchsorted(known, keys)
-        index[index == len(known)] = 0
-        here = known[index] == keys if len(known) else np.zeros(len(keys), bool)
-        at.append(index)
-        present.append(here)
-        full.append(here & (blocks.kind[index] == FULL) if len(known) else here)
-    every = full[0] | full[1] if how == "or" else full[0] & (full[1] if how == "and" else ~present[1])
-    open_ = np.flatnonzero(~every)
-    frame = sides[0][0].frame
-    seen: list[Array] = []
-    for (pattern, _, blocks), index, here in zip(sides, at, present, strict=True):
-        rows = open_[here[open_]]
-        mask = np.zeros((len(open_), frame.block, frame.block), bool)
-        mask[here[open_]] = masks.tokens(blocks.take(index[rows]), pattern.base, frame)
-        seen.append(mask)
-    both = HOW[how](seen[0], seen[1])
-    kinds, bits = masks.classify(both, base, frame, q[open_], k[open_])
-    some = both.any((1, 2))
-    kind[open_] = kinds
-    kept = np.ones(len(keys), bool)
-    kept[open_] = some
-    packed = bits[some[kinds == masks.MASKED]]
-    return _Part(Blocks(q[kept], k[kept], kind[kept], packed), kept)
+def _joined(
+    how: str, q: Array, k: Array, base: Position, sides: tuple[_Side, _Side], at: list[Array]
+) -> tuple[Blocks, Array]:
+    """Return the combined blocks, and for which of (q, k) there is one: bool."""
+    full = [side.full(each) for side, each in zip(sides, at, strict=True)]
+    every = {"or": full[0] | full[1], "and": full[0] & full[1], "minus": full[0] & (at[1] < 0)}[how]
+    rest = np.flatnonzero(~every)
+    seen = HOW[how](*(side.seen(each[rest]) for side, each in zip(sides, at, strict=True)))
+    some = seen.any((1, 2))
+    kind, kept = np.full(len(q), FULL, np.uint8), np.ones(len(q), bool)
+    kept[rest] = some
+    kind[rest[some]], bits = masks.classify(seen[some], base, sides[0].pattern.frame, q[rest[some]], k[rest[some]])
+    return Blocks(q[kept], k[kept], kind[kept], bits), kept
 
 
-def _held(pattern: Pattern) -> tuple[Array, Blocks]:
-    """Return the keys of all edges, sorted: (plane · rows + query block) · columns + key block; and their blocks."""
-    plane, q, k = pattern.pairs().astype(np.int64).T
-    rows, columns = pattern.blocks
-    keys = (plane * rows + q) * columns + k
-    order = np.argsort(keys)
-    return keys[order], pattern.held(pattern.edges().index[order])
+def _columns(sides: tuple[_Side, _Side], at: list[Array]) -> dict[str, Array]:
+    """Return the columns of edges: those of the first pattern that has the edge."""
+    found: dict[str, Array] = {}
+    first = at[0] >= 0
+    for name, dtype in SCALARS.items():
+        found[name] = np.empty(len(first), dtype)
+        for side, each, rows in zip(sides, at, (first, ~first), strict=True):
+            found[name][rows] = side.pattern._columns[name][side.slots[each[rows]]]
+    return found
 
 
 def _base(how: str, a: Position, b: Position) -> Position:
@@ -117,6 +133,3 @@ def _base(how: str, a: Position, b: Position) -> Position:
         segments = a.segments if a.segments is not None or how == "minus" else b.segments
     wide = a if a.window is not None or how == "minus" else b
     return Position(causal, wide.window, wide.symmetric, segments)
-
-
-__all__ = ["RULE", "difference", "intersection", "union"]

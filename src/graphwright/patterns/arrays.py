@@ -19,7 +19,7 @@ from graphwright.graph import Graph, GraphFileError, canonical_json
 from ..errors import UsageError
 from . import rules
 from .errors import PatternFileError
-from .rules import Segments
+from .rules import Frame, Segments
 from .table import FULL, MASKED
 
 if TYPE_CHECKING:
@@ -82,18 +82,18 @@ def _loaded(cls: type[Pattern], data: Mapping[str, Array]) -> Pattern:
     if facts["schema"] != SCHEMA:
         raise PatternFileError("the saved pattern has an unknown schema", expected=SCHEMA, got=facts["schema"])
     queries, keys = (int(each) for each in facts["tokens"])
-    limit = sum(data[name].size for name in ("query_nodes", "key_nodes")) * int(facts["block"])
-    if queries + keys > limit:  # before anything of that size is allocated
-        raise PatternFileError(
-            "the pattern has more tokens than blocks hold", expected=f"<= {limit}", got=queries + keys
-        )
+    frame, planes = Frame(queries, keys, max(int(facts["block"]), 1), int(facts["q_start"])), int(facts["planes"])
+    nodes = data["query_nodes"].size + data["key_nodes"].size
+    if planes * (frame.rows + frame.columns) != nodes:  # before anything of that size is allocated
+        expected, got = f"{planes} planes of {frame.rows} + {frame.columns} blocks", f"{nodes} nodes"
+        raise PatternFileError("the nodes do not fit the shape of the pattern", expected=expected, got=got)
     segments: list[Segments] = []
     while (name := f"segments.{len(segments)}") + ".q" in data:
         segments.append(Segments(_segment(data[f"{name}.q"], queries), _segment(data[f"{name}.k"], keys)))
     base = rules.from_json(facts["base"], segments)
     if not isinstance(base, rules.Position):
         raise PatternFileError("the base rule is not one by position", got=base.kind)
-    self = cls((queries, keys), int(facts["block"]), int(facts["planes"]), base.causal, int(facts["q_start"]),
+    self = cls((queries, keys), int(facts["block"]), planes, base.causal, frame.q_start,
                base.window, base.symmetric, base.segments, name=str(facts["name"]))  # fmt: skip
     self.version, self.steps, self.gates = (int(facts[name]) for name in ("version", "steps", "gates"))
     self.rule = None if facts["rule"] is None else rules.from_json(facts["rule"], segments)

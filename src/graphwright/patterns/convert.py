@@ -166,7 +166,8 @@ def _listed(counts: Any, indices: Any, rows: int) -> tuple[Array, Array]:
 def to_flex(self: Pattern, device: str = "cpu") -> Any:
     """Return a FlexAttention BlockMask that allows the same pairs; its heads are the planes.
 
-    FULL edges are its full blocks; the masks of all others are tabulated, one bool per pair of tokens. Imports torch.
+    FULL edges are its full blocks; the masks of all others are tabulated, one bool per pair of tokens. Its mask_mod
+    alone gives the same pairs, as FlexAttention needs without torch.compile. Imports torch.
     """
     import torch
     from torch.nn.attention.flex_attention import BlockMask
@@ -176,9 +177,11 @@ def to_flex(self: Pattern, device: str = "cpu") -> Any:
     blocks, (plane, q, k) = self.held(slots), self.pairs().T
     full = blocks.kind == FULL
     partial = blocks.take(~full)
-    table = np.zeros((self.planes, rows, columns), np.int64)
-    table[plane[~full], q[~full], k[~full]] = np.arange(len(partial.q))
-    seen = torch.from_numpy(masks.tokens(partial, self.base, self.frame)).to(device)
+    table = np.zeros((self.planes, rows, columns), np.int64)  # 0: no pair, 1: all pairs, then masks
+    table[plane, q, k] = np.where(full, 1, np.cumsum(~full) + 1)
+    constant = np.stack([np.zeros((block, block), bool), np.ones((block, block), bool)])
+    seen = np.concatenate([constant, masks.tokens(partial, self.base, self.frame)])
+    seen = torch.from_numpy(seen).to(device)
     where = torch.from_numpy(table).to(device)
     planes = self.planes
 

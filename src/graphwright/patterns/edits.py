@@ -30,19 +30,20 @@ if TYPE_CHECKING:
     from .pattern import Pattern
 
 Array = npt.NDArray[Any]
+_EDGES, _EDGE_SLOTS = table.EDGES, table.EDGE_SLOTS
 
 
 # -- single -----------------------------------------------------------------------------------------------------------
 def ends(self: Pattern, query: int, key: int, plane: int) -> tuple[int, int]:
     """Return the node slots of a key block and a query block. Raises: BlockRange."""
+    if 0 <= query < self._rows and 0 <= key < self._key_blocks and 0 <= plane < self.planes:
+        return self._key_cells[plane, key], self._query_cells[plane, query]
     rows, columns = self.blocks
     if not 0 <= query < rows:
         raise BlockRange("query", query, rows)
     if not 0 <= key < columns:
         raise BlockRange("key", key, columns)
-    if not 0 <= plane < self.planes:
-        raise BlockRange("plane", plane, self.planes)
-    return self._key_cells[plane, key], self._query_cells[plane, query]
+    raise BlockRange("plane", plane, self.planes)
 
 
 def find(self: Pattern, query: int, key: int, plane: int) -> int:
@@ -54,30 +55,48 @@ def find(self: Pattern, query: int, key: int, plane: int) -> int:
 def connect(self: Pattern, query: int, key: int, plane: int) -> EdgeId:
     """Add an edge; see `Pattern.connect`."""
     source, target = ends(self, query, key, plane)
-    index, source_cells, target_cells = self._index, self._source_cells, self._target_cells
-    slot = pair_index.find(index.cells, source, target, source_cells, target_cells)
+    index = self._index
+    cell = pair_index.search(index.cells, source, target, self._source_cells, self._target_cells)
+    slot = index.cells[cell]
     if slot >= 0:
         raise EdgeExists(EdgeId.from_int(self._edge_cells[slot]), query, key, plane)
     kind, mask = kind_of(self, query, key)
     ids = self._node_cells
-    row = -1 if mask is None else int(self._pool.store(mask[None])[0])
+    row = -1 if mask is None else keep_mask(self, mask)
     nodes = cast("Any", ids[source]), cast("Any", ids[target])
     edge = self.graph.add_edge(*nodes, kind=kind, birth=self.steps, bits=row)
     slot = edge & INDEX
     if 2 * index.count + 2 > index.capacity:
-        index.reserve(index.count + 1, self._source, self._target)
-    pair_index.insert(index.cells, slot, self._source_cells, self._target_cells)
-    index.count += 1
-    count(self)
+        index_one(self, slot)
+    else:
+        index.cells[cell] = slot
+        index.count += 1
+        count(self)
     self._note((ADD, source, target, (edge >> INDEX_BITS) & INDEX, self._out_cells[slot], self._in_cells[slot],
                 kind, -1, 0.0, self.steps, 0, mask))  # fmt: skip
     return edge
 
 
+def index_one(self: Pattern, slot: int) -> None:
+    """Enter a new edge into the pair index, and count it in the table."""
+    index = self._index
+    if 2 * index.count + 2 > index.capacity:
+        index.reserve(index.count + 1, self._source, self._target)
+    pair_index.insert(index.cells, slot, self._source_cells, self._target_cells)
+    index.count += 1
+    count(self)
+
+
+def keep_mask(self: Pattern, mask: Array) -> int:
+    """Store one packed mask in the pool; return its row."""
+    row = int(self._pool.store(mask[None])[0])
+    self._words[table.POOL] = self._pool.data.ctypes.data
+    return row
+
+
 def cut(self: Pattern, edge: EdgeId) -> None:
     """Remove an edge; see `Pattern.cut`."""
-    self.graph.source(edge)  # raises StaleHandle
-    slot = edge & INDEX
+    slot = self._edge_table.slot(edge)  # raises StaleHandle
     source, target = self._source_cells[slot], self._target_cells[slot]
     pair_index.erase(self._index.cells, slot, self._source_cells, self._target_cells)
     self._index.count -= 1
@@ -96,8 +115,11 @@ def kind_of(self: Pattern, query: int, key: int) -> tuple[int, Array | None]:
     frame, base = self.frame, self.base
     block = frame.block
     i0, j0 = frame.q_start + query * block, key * block
-    i1 = frame.q_start + min((query + 1) * block, frame.queries) - 1
-    j1 = min((key + 1) * block, frame.keys) - 1
+    i1, j1 = i0 + block - 1, j0 + block - 1
+    if query + 1 == self._rows:
+        i1 = frame.q_start + frame.queries - 1
+    if key + 1 == self._key_blocks:
+        j1 = frame.keys - 1
     if base.causal and j0 > i1:
         raise CausalityViolation(query, key)
     whole = not base.causal or j1 <= i0
@@ -128,8 +150,8 @@ def manual(base: Position, frame: Any, q: Array, k: Array) -> Blocks:
 
 def count(self: Pattern) -> None:
     """Write the number of edges and of edge slots to the table."""
-    words = self._words
-    words[table.EDGES], words[table.EDGE_SLOTS] = self.graph.edge_count, self.graph.edge_slots
+    words, edges = self._words, self._edge_table
+    words[_EDGES], words[_EDGE_SLOTS] = edges.live, edges.size
 
 
 # -- many -------------------------------------------------------------------------------------------------------------
@@ -195,7 +217,7 @@ def insert(self: Pattern, source: Array, target: Array, blocks: Blocks, **column
 
 def cut_many(self: Pattern, which: Any) -> None:
     """Remove edges; see `Pattern.cut`."""
-    edge_table = self.graph.edges._table
+    edge_table = self._edge_table
     slots = edge_table.slots_of(selected(edge_table, which), distinct=True)
     source, target = self._source[slots].astype(np.int64), self._target[slots].astype(np.int64)
     self._index.erase_many(slots, self._source, self._target)
@@ -217,7 +239,7 @@ def cut_many(self: Pattern, which: Any) -> None:
 
 def write(self: Pattern, which: Any, columns: Mapping[str, Any]) -> None:
     """Write columns of edges; see `PatternEdit.set`."""
-    edge_table = self.graph.edges._table
+    edge_table = self._edge_table
     slots = edge_table.slots_of(selected(edge_table, which), distinct=True)
     for name in columns:
         if name not in SCALARS:

@@ -13,7 +13,7 @@ from .changes import PatternChange
 
 
 class Owner(Protocol):
-    """What journals the transactions of a pattern in its place, such as a program."""
+    """The object that journals the transactions of a pattern, such as a program."""
 
     def holding(self) -> AbstractContextManager[None]:
         """Return a context that an edit enters before it locks the pattern. Raises: UsageError if it is refused."""
@@ -38,7 +38,7 @@ class Entry:
         """The change of this transaction."""
         if self._change is None:
             self._change = changes.build(self.parts, self._block)
-            self.parts = [None]
+            self.parts = []
         return self._change
 
     def __repr__(self) -> str:

@@ -81,7 +81,7 @@ def _call(name: str, data: Any, cells: Any, rows: npt.NDArray[Any], source: Any,
     """Call a function of this module with `rows` as int64; compiled if they are many."""
     if len(rows) < SMALL:
         lists = [each.tolist() if i == 0 else each for i, each in enumerate(more)]
-        return globals()[name](cells, rows.tolist(), memoryview(source), memoryview(target), *lists)
+        return globals()[name](cells, rows.tolist(), cells_of(source), cells_of(target), *lists)
     wide = [np.ascontiguousarray(each, np.int64) if i == 0 else each for i, each in enumerate(more)]
     return int(compiled()[name](data, np.ascontiguousarray(rows, np.int64), source, target, *wide) or 0)
 
@@ -93,7 +93,7 @@ def compiled() -> dict[str, Any]:
 
     wrap: Any = njit(cache=True, error_model="numpy", _nrt=False)
     space = dict(globals())
-    for name in ("home", "find", "insert", "erase", "insert_many", "erase_many", "find_many"):
+    for name in ("home", "search", "find", "insert", "erase", "insert_many", "erase_many", "find_many"):
         function = globals()[name]
         space[name] = wrap(FunctionType(function.__code__, space, name))
     return space
@@ -107,34 +107,31 @@ def home(size: int, source: int, target: int) -> int:
     return h * size >> 31
 
 
-def find(cells: Cells, s: int, t: int, source: Cells, target: Cells) -> int:
-    """Return the slot of the edge from node slot `s` to `t`, or -1."""
+def search(cells: Cells, s: int, t: int, source: Cells, target: Cells) -> int:
+    """Return the cell of the edge from node slot `s` to `t`, or the empty cell where it would be entered."""
     size = len(cells)
     at = home(size, s, t)
-    while True:
-        slot = cells[at]
-        if slot == -1 or (source[slot] == s and target[slot] == t):
-            return slot
+    slot = cells[at]
+    while slot != -1 and (source[slot] != s or target[slot] != t):
         at += 1
         if at == size:
             at = 0
+        slot = cells[at]
+    return at
+
+
+def find(cells: Cells, s: int, t: int, source: Cells, target: Cells) -> int:
+    """Return the slot of the edge from node slot `s` to `t`, or -1."""
+    return cells[search(cells, s, t, source, target)]
 
 
 def insert(cells: Cells, slot: int, source: Cells, target: Cells) -> bool:
     """Add an edge; return False if an edge with its pair is in the index."""
-    size = len(cells)
-    s, t = source[slot], target[slot]
-    at = home(size, s, t)
-    while True:
-        other = cells[at]
-        if other == -1:
-            cells[at] = slot
-            return True
-        if source[other] == s and target[other] == t:
-            return False
-        at += 1
-        if at == size:
-            at = 0
+    at = search(cells, source[slot], target[slot], source, target)
+    if cells[at] != -1:
+        return False
+    cells[at] = slot
+    return True
 
 
 def erase(cells: Cells, slot: int, source: Cells, target: Cells) -> None:
@@ -183,3 +180,11 @@ def find_many(cells: Cells, sources: Cells, source: Cells, target: Cells, target
     """Write the slot of each pair's edge to `found`, or -1."""
     for i in range(len(sources)):
         found[i] = find(cells, sources[i], targets[i], source, target)
+
+
+def warmup() -> None:
+    """Compile the functions for batches, by calling each once; numba caches the code."""
+    index, ends = PairIndex(), np.arange(SMALL, dtype=np.int32)
+    index.insert_many(ends, ends, ends)
+    index.find_many(ends, ends, ends, ends)
+    index.erase_many(ends, ends, ends)

@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, cast
-from weakref import WeakSet
+from weakref import ReferenceType
 
 import numpy as np
 import numpy.typing as npt
 
 from graphwright.graph import EdgeArray, EdgeId, Graph, Mask
+from graphwright.graph.slots import cells_of
 from graphwright.graph.views import TableView
 
 from ..errors import UsageError
@@ -27,7 +28,7 @@ from . import algebra, arrays, content, convert, edits, growth, replay, table
 from .changes import PatternChange
 from .errors import PatternShape
 from .history import Entry, History, Owner
-from .lock import RunLock
+from .lock import OwnedLock, RunLock
 from .pair_index import PairIndex
 from .pool import MaskPool
 from .rules import Frame, Position, Rule, Segments
@@ -88,17 +89,18 @@ class Pattern:
         self.base = Position(bool(causal), window, bool(symmetric), as_segments(segments, self.frame))
         self.planes, self.name = int(planes), name
         self.rule: Rule | None = None
-        self.version, self.gates = 0, 0
+        self.version, self._gates = 0, 0
         self.steps = 0
         """Number of steps that the pattern has taken; `birth` of an edge is their number when it was connected."""
         self.lookups: list[int] | None = [0] if debug_counters else None
         self.table: npt.NDArray[np.int64] = np.zeros(table.WORDS, np.int64)
-        self._words = memoryview(self.table)
+        self._words = cells_of(self.table)
         self._history = History()
-        self.watchers: WeakSet[Watcher] = WeakSet()
+        self.watchers: list[ReferenceType[Watcher]] = []
         """What is told of each change after it was made, such as copies on devices."""
         self._open: list[Any] | None = None
         self._lock = RunLock(timeout)
+        self._guard: RunLock | OwnedLock = self._lock
         self._index = PairIndex(self.lookups)
         self._pool = MaskPool(block)
         self.query_nodes: npt.NDArray[np.int32] = np.empty((self.planes, 0), np.int32)
@@ -109,6 +111,7 @@ class Pattern:
     def _bind(self, graph: Graph) -> None:
         """Use a graph, which is not shared with others."""
         self.graph = graph
+        self._edge_table = graph.edges._table
         graph.on_move.append(self._refresh)
         self._refresh()
 
@@ -157,10 +160,11 @@ class Pattern:
         self._node_ids, self._edge_ids = held.node_ids, held.edge_ids
         self._out_at, self._in_at = held.outgoing.position, held.incoming.position
         self._numbers = held.node_columns["index"]
-        self._source_cells, self._target_cells = memoryview(held.source), memoryview(held.target)
-        self._query_cells, self._key_cells = memoryview(self.query_nodes), memoryview(self.key_nodes)
-        self._node_cells, self._edge_cells = memoryview(held.node_ids), memoryview(held.edge_ids)
-        self._out_cells, self._in_cells = memoryview(self._out_at), memoryview(self._in_at)
+        self._source_cells, self._target_cells = cells_of(held.source), cells_of(held.target)
+        self._query_cells, self._key_cells = cells_of(self.query_nodes), cells_of(self.key_nodes)
+        self._node_cells, self._edge_cells = cells_of(held.node_ids), cells_of(held.edge_ids)
+        self._out_cells, self._in_cells = cells_of(self._out_at), cells_of(self._in_at)
+        self._rows, self._key_blocks = self.blocks
         t, frame, base = self.table, self.frame, self.base
         lists = [each for side in (held.incoming, held.outgoing)
                  for each in (side.head, side.degree, side.after, side.items)]  # fmt: skip
@@ -173,9 +177,18 @@ class Pattern:
         t[table.QSTART : table.SYMMETRIC + 1] = frame.q_start, base.causal, base.window or 0, base.symmetric
         segments = base.segments
         t[table.SEG_Q], t[table.SEG_K] = (0, 0) if segments is None else (address(segments.q), address(segments.k))
-        t[table.BUCKET], t[table.GATES] = BUCKET, self.gates
+        t[table.BUCKET], t[table.GATES] = BUCKET, self._gates
         t[table.ROW_STRIDE], t[table.COL_STRIDE] = self.query_nodes.shape[1], self.key_nodes.shape[1]
         edits.count(self)
+
+    @property
+    def gates(self) -> int:
+        """Size of the vector of gates that the column `gate` of edges refers to."""
+        return self._gates
+
+    @gates.setter
+    def gates(self, count: int) -> None:
+        self._gates = self._words[table.GATES] = count
 
     def reading(self) -> AbstractContextManager[None]:
         """Return a context for a run: edits wait until it ends, runs of several threads may overlap.
@@ -219,7 +232,7 @@ class Pattern:
     @property
     def edges(self) -> TableView[EdgeArray]:
         """The edges as a table: `edges()` returns handles, `edges["score"]` a column, `edges["score"] < t` a mask."""
-        return TableView(cast("Any", self), self.graph.edges._table, EdgeArray)
+        return TableView(cast("Any", self), self._edge_table, EdgeArray)
 
     # -- edits -------------------------------------------------------------------------------------------------------
     def connect(self, query: int, key: int, plane: int = 0) -> EdgeId:
@@ -227,8 +240,11 @@ class Pattern:
 
         Raises: BlockRange, EdgeExists, CausalityViolation, EditBusy; then nothing changes.
         """
-        with self._transaction("connect"):
-            return edits.connect(self, query, key, plane)
+        with self._guard:
+            if self._open is not None:
+                return edits.connect(self, query, key, plane)
+            with _Transaction(self, "connect"):
+                return edits.connect(self, query, key, plane)
 
     def connect_many(self, query: Any, key: Any, plane: Any = 0) -> EdgeArray:
         """Connect pairs of blocks, as a loop of `connect` would, down to the order of all lists; return the edges.
@@ -245,11 +261,16 @@ class Pattern:
 
         Raises: StaleHandle, UsageError for an edge that is given twice, EditBusy; then nothing changes.
         """
-        with self._transaction("cut"):
-            if isinstance(edges, int):
-                edits.cut(self, cast("EdgeId", edges))
-            else:
+        if not isinstance(edges, int):
+            with self._transaction("cut"):
                 edits.cut_many(self, edges)
+            return
+        with self._guard:
+            if self._open is not None:
+                edits.cut(self, cast("EdgeId", edges))
+                return
+            with _Transaction(self, "cut"):
+                edits.cut(self, cast("EdgeId", edges))
 
     def edit(self, why: str, author: str | None = None) -> AbstractContextManager[PatternEdit]:
         """Return a context whose edits are one entry of the journal; if the block raises, all of them are undone.
@@ -263,46 +284,24 @@ class Pattern:
         with self._transaction(why, author, nested=False):
             yield PatternEdit(self)
 
-    def _transaction(
-        self, why: str, author: str | None = None, nested: bool = True
-    ) -> AbstractContextManager[None]:
-        """Return a context that notes edits in one entry; a transaction inside another one is a part of it."""
-        noting = self._noting(why, author, nested)
-        return noting if self.owner is None else self._owned(self.owner, noting)
-
     @contextmanager
-    def _owned(self, owner: Owner, noting: AbstractContextManager[None]) -> Generator[None]:
-        with owner.holding(), noting:  # a run holds its program before its patterns, so an edit does too
-            yield
-
-    @contextmanager
-    def _noting(self, why: str, author: str | None, nested: bool) -> Generator[None]:
-        with self._lock:
+    def _transaction(self, why: str, author: str | None = None, nested: bool = True) -> Generator[None]:
+        """Note edits in one entry; a transaction inside another one is a part of it."""
+        with self._guard:
             if self._open is not None:
                 if not nested:
                     raise UsageError("an edit of this pattern is open already", where=self.name or None, got=why,
                                      fix="use the open edit, or end it first")  # fmt: skip
                 yield
                 return
-            self._open = []
-            entry = Entry(why, author, self._open, self.block)
-            try:
+            with _Transaction(self, why, author):
                 yield
-                self._open = None
-                if entry.parts:
-                    self._history.commit(entry)
-                    self.version += 1
-                    if self.watchers:
-                        self._tell(entry.change)
-            except BaseException:
-                self._open = None
-                if entry.parts:
-                    replay.perform(self, entry.change.invert())
-                raise
 
     def _tell(self, change: PatternChange) -> None:
-        for watcher in tuple(self.watchers):
-            watcher.changed(change)
+        self.watchers = [each for each in self.watchers if each() is not None]
+        for each in self.watchers:
+            if (watcher := each()) is not None:
+                watcher.changed(change)
 
     def _note(self, part: Any) -> None:
         if self._open is not None:
@@ -317,6 +316,7 @@ class Pattern:
     @owner.setter
     def owner(self, owner: Owner | None) -> None:
         self._history.owner = owner
+        self._guard = self._lock if owner is None else OwnedLock(owner.holding, self._lock)
 
     @property
     def journal(self) -> tuple[Entry, ...]:
@@ -408,6 +408,39 @@ class PatternEdit:
         Raises: StaleHandle, UsageError for another column, DTypeError for a value that it cannot hold.
         """
         edits.write(self.pattern, edges, columns)
+
+
+class _Transaction:
+    """One transaction: what is edited inside becomes an entry of the history, or is undone if the block raises.
+
+    A class, since a generator takes a quarter of the time of a single edit.
+    """
+
+    __slots__ = ("author", "parts", "pattern", "why")
+
+    def __init__(self, pattern: Pattern, why: str, author: str | None = None) -> None:
+        self.pattern, self.why, self.author = pattern, why, author
+
+    def __enter__(self) -> None:
+        self.pattern._open = self.parts = []
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        pattern = self.pattern
+        pattern._open = None
+        if not self.parts:
+            return
+        entry = Entry(self.why, self.author, self.parts, pattern.block)
+        if kind is not None:
+            replay.perform(pattern, entry.change.invert())
+            return
+        try:
+            pattern._history.commit(entry)
+        except BaseException:
+            replay.perform(pattern, entry.change.invert())
+            raise
+        pattern.version += 1
+        if pattern.watchers:
+            pattern._tell(entry.change)
 
 
 def as_segments(given: Any, frame: Frame) -> Segments | None:

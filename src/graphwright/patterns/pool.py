@@ -16,6 +16,7 @@ class MaskPool:
     """Packed masks, uint64 [rows, block, words]; `data` is another array after the pool has grown."""
 
     def __init__(self, block: int) -> None:
+        self._block = block
         self.data = masks.empty(block).bits
         self._used = 0
         self._free: list[int] = []
@@ -39,7 +40,7 @@ class MaskPool:
 
     def copy(self) -> MaskPool:
         """Return an independent copy."""
-        twin = MaskPool(self.data.shape[1])
+        twin = MaskPool(self._block)
         twin.data, twin._used, twin._free = self.data.copy(), self._used, self._free.copy()
         return twin
 

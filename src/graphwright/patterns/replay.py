@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from graphwright.graph import EdgeArray, EdgeId, NodeArray, NotUndoable, RemovedEdges
+from graphwright.graph import EdgeArray, EdgeId, NodeArray, NotUndoable, RemovedEdge, RemovedEdges, as_edge, as_node
 from graphwright.graph.handles import INDEX, INDEX_BITS
 
 from ..errors import UsageError
-from . import edits, growth
+from . import edits, growth, pair_index
 from .changes import ADD, CUT, MASK, SCALARS, WRITE, PatternChange
 from .masks import Blocks
 
@@ -35,9 +35,14 @@ def perform(self: Pattern, change: PatternChange) -> None:
         growth.resize(self, after, change.segments)
     op = change.rows["op"]
     borders = [0, *(np.flatnonzero(np.diff(op)) + 1).tolist(), len(op)]
+    singles: list[Any] | None = None
     for start, end in pairwise(borders):
         try:
-            if start < end:
+            if end == start + 1 and op[start] != WRITE:
+                if singles is None:  # rows as tuples: edits of one edge run without arrays
+                    singles = list(zip(*(change.rows[name].tolist() for name in _SINGLE), strict=True))
+                _one(self, singles[start], change.bits)
+            elif start < end:
                 rows = {name: array[start:end] for name, array in change.rows.items()}
                 _PERFORM[int(op[start])](self, rows, change.bits)
         except UsageError:
@@ -53,15 +58,48 @@ def perform(self: Pattern, change: PatternChange) -> None:
         self.graph.restore_lists(change.lists[1])
 
 
+_SINGLE = ("op", "source", "target", "generation", "outgoing", "incoming", "kind", "new_mask", *SCALARS)
+
+
+def _one(self: Pattern, row: tuple[Any, ...], bits: Array) -> None:
+    """Add or cut one edge, given the values of _SINGLE; the same as `_add_rows` and `_cut_rows`."""
+    op, source, target, generation, outgoing, incoming, kind, mask, gate, score, birth, pinned = row
+    index, ids = self._index, self._node_cells
+    slot = pair_index.find(index.cells, source, target, self._source_cells, self._target_cells)
+    if (slot >= 0) == (op == ADD):
+        raise _unfit(self, source, target, exists=op == ADD)
+    if op == CUT:
+        edits.cut(self, as_edge(self._edge_cells[slot]))
+        return
+    row = -1 if mask < 0 else edits.keep_mask(self, bits[mask])
+    columns = {"kind": kind, "bits": row, "gate": gate, "score": score, "birth": birth, "pinned": pinned}
+    ahead = self.graph.next_edge()
+    ends = as_node(ids[source]), as_node(ids[target])
+    if generation >= ahead.generation:
+        edge = self.graph.add_edge(*ends, **columns)
+    else:
+        edge = EdgeId(ahead.index, generation)
+        try:
+            self.graph.restore_edge(RemovedEdge(edge, *ends, columns, outgoing, incoming))
+        except UsageError:
+            self._pool.release(np.array([row]))
+            raise
+    edits.index_one(self, edge.index)
+
+
+def _unfit(self: Pattern, source: int, target: int, exists: bool) -> NotUndoable:
+    what = "the change adds an edge that exists" if exists else "the change refers to an edge that does not exist"
+    q, k = int(self._numbers[target]), int(self._numbers[source])
+    return NotUndoable(what, where=f"query block {q}, key block {k}", fix="undo later edits first")
+
+
 def _add_rows(self: Pattern, rows: dict[str, Array], bits: Array) -> None:
     source, target = rows["source"].astype(np.int64), rows["target"].astype(np.int64)
     generation = rows["generation"].astype(np.int64)
     found = self._index.find_many(source, target, self._source, self._target)
     if len(found) and found.max() >= 0:
         row = int(np.argmax(found))
-        q, k = (int(self._numbers[each[row]]) for each in (target, source))
-        raise NotUndoable("the change adds an edge that exists", where=f"query block {q}, key block {k}",
-                          fix="undo later edits first")  # fmt: skip
+        raise _unfit(self, int(source[row]), int(target[row]), exists=True)
     at = 0
     while at < len(source):  # runs of edges that are new, and of edges that are restored
         ahead = self.graph.next_edges(len(source) - at)
@@ -86,9 +124,9 @@ def _restore(
     rows, _ = edits.stored(self, blocks)
     values = {**columns, "kind": blocks.kind, "bits": rows}
     back = slice(None, None, -1)  # a record has the order of removal
-    nodes = (NodeArray(self._node_ids[each[back]]) for each in (blocks.q, blocks.k))
+    sources, targets = (NodeArray(self._node_ids[each[back]]) for each in (blocks.q, blocks.k))
     saved = {name: value[back] for name, value in values.items()}
-    record = RemovedEdges(EdgeArray(handles[back]), *nodes, saved, outgoing[back], incoming[back])
+    record = RemovedEdges(EdgeArray(handles[back]), sources, targets, saved, outgoing[back], incoming[back])
     try:
         self.graph.restore_edges(record)
     except UsageError:
@@ -117,9 +155,7 @@ def _slots(self: Pattern, rows: dict[str, Array]) -> Array:
     slots = self._index.find_many(rows["source"], rows["target"], self._source, self._target)
     if len(slots) and slots.min() < 0:
         row = int(np.argmin(slots))
-        q, k = (int(self._numbers[rows[end][row]]) for end in ("target", "source"))
-        raise NotUndoable("the change refers to an edge that does not exist", where=f"query block {q}, key block {k}",
-                          fix="undo later edits first")  # fmt: skip
+        raise _unfit(self, int(rows["source"][row]), int(rows["target"][row]), exists=False)
     return slots
 
 

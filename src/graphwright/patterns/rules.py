@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -409,7 +409,7 @@ def to_json(rule: Rule, found: list[Segments]) -> dict[str, Any]:
             if value not in found:
                 found.append(value)
             value = found.index(value)
-        saved[field.name] = to_json(value, found) if field.name in ("a", "b") else value
+        saved[field.name] = to_json(cast("Rule", value), found) if field.name in ("a", "b") else value
     return saved
 
 

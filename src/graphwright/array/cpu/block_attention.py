@@ -1,4 +1,4 @@
-"""Block-sparse attention over the edges of a pattern: one row of blocks at a time, all batch elements and heads at once.
+"""Block-sparse attention over a pattern's edges: one row of blocks at a time, all batch elements and heads at once.
 
 In float32 the VM's code runs where it is built (see `by_vm.py`), else these kernels, which are the slow reference too.
 """
@@ -15,7 +15,7 @@ from graphwright.array.backend import Attrs, Call, Needs
 from graphwright.array.cpu.block_table import BlockRow, BlockTable
 from graphwright.array.cpu.by_vm import by_vm, work_of
 from graphwright.array.cpu.kernel import Tensors, kernel
-from graphwright.array.formulas.block_attention import FURTHEST, named, planes_of
+from graphwright.array.formulas.block_attention import FURTHEST, named, planes_of, runs_dense
 from graphwright.array.vm.encode import block_attention as forms
 
 
@@ -29,7 +29,7 @@ class _Scores(NamedTuple):
         q, k: [N, G, S, R, d] and [N, G, 1, K, d].
         s: scores [N, G, S, R, K], -inf where a pair is not allowed.
         slope: derivative of s with respect to the scores before the softcap, times the scale.
-        gate: [K] the gate of each key's edge, or None.
+        gate: the gate of each key's edge [K], or of each pair [R, K], or None.
     """
 
     row: BlockRow
@@ -69,10 +69,14 @@ class _Rows:
             raise IndexError(f"too few gates: expected {table.gates}, got {len(self.gates)}")
         return table
 
-    def each(self) -> Iterator[_Scores]:
-        """Yield the scores of all rows."""
-        for row in self.read().rows():
-            yield self.scores(row)
+    def each(self, dense: bool = False) -> Iterator[_Scores]:
+        """Yield the scores of all rows; with `dense`, if the algorithm is that, of all queries of a plane at once."""
+        table = self.read()
+        if dense and runs_dense(self.attrs["algorithm"], table.density, table.block):
+            yield from map(self.scores, table.planes_whole())
+        else:
+            for plane in range(table.planes):
+                yield from map(self.scores, table.rows(plane))
 
     def scores(self, row: BlockRow) -> _Scores:
         """Compute the scores of one row."""
@@ -88,13 +92,25 @@ class _Rows:
         return _Scores(row, at, heads, q, k, s, slope, self.gate(row))
 
     def gate(self, row: BlockRow) -> torch.Tensor | None:
-        """Return the gate of each key's edge [K]; None if there are no gates."""
+        """Return the gate of each key's edge [K], or of each pair [R, K]; None if there are no gates."""
         if self.gates is None:
             return None
+        if row.slots is not None:
+            return torch.cat([self.gates.to(self.wide), torch.ones(1, dtype=self.wide)])[row.slots]
         slots = torch.tensor(row.gates, dtype=torch.int64)
         values = torch.ones(len(slots), dtype=self.wide)
         values[slots >= 0] = self.gates[slots[slots >= 0]].to(self.wide)
         return values.repeat_interleave(torch.tensor([b - a for _, a, b in row.edges], dtype=torch.int64))
+
+    def collect(self, row: BlockRow, own: torch.Tensor, total: torch.Tensor) -> None:
+        """Add to the gradients of gates what each pair [N, G, S, R, K] adds to its own."""
+        if row.slots is not None:
+            used = row.slots >= 0
+            total.index_add_(0, row.slots[used], own.sum((0, 1, 2))[used])
+            return
+        for slot, value in zip(row.gates, _over(row.edges, own.sum((0, 1, 2, 3))), strict=True):
+            if slot >= 0:
+                total[slot] += value
 
     def raised(self, r: _Scores, lse: torch.Tensor) -> torch.Tensor:
         """Return e^(s - lse) [N, G, S, R, K]; 0 for a query that sees nothing. `lse` is [N, H, Tq]."""
@@ -133,7 +149,7 @@ def block_sdpa(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call
     outs_apart, sums = rows.apart(out), rows.apart(lse)
 
     def run() -> None:
-        for r in rows.each():
+        for r in rows.each(dense=True):
             s, gate = r.s, r.gate
             if gate is not None and rows.inside:
                 s = s.masked_fill(gate <= 0, -inf)
@@ -168,7 +184,7 @@ def block_sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors
     def run() -> None:
         sums = [torch.zeros(t.shape, dtype=rows.wide) for t in outs]
         dq = rows.apart(sums[0])
-        for r in rows.each():
+        for r in rows.each(dense=True):
             e = rows.raised(r, lse)
             p = e if r.gate is None or not rows.inside else e * r.gate.clamp(min=0)
             up = gradients[r.at].to(rows.wide)
@@ -181,10 +197,7 @@ def block_sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors
             shown = p if gate is None else p * gate
             sums[2][:, r.heads, r.row.keys] += (shown.mT @ up).sum(2)
             if len(outs) > 3:
-                each = (e * (dp - less) if rows.inside else e * dp).sum((0, 1, 2, 3))
-                for slot, value in zip(r.row.gates, _over(r.row.edges, each), strict=True):
-                    if slot >= 0:
-                        sums[3][slot] += value
+                rows.collect(r.row, e * (dp - less) if rows.inside else e * dp, sums[3])
             ds = p * ((dp if gate is None else dp * gate) - less) * r.slope
             dq[r.at] = ds @ r.k
             sums[1][:, r.heads, r.row.keys] += (ds.mT @ r.q).sum(2)
@@ -194,14 +207,20 @@ def block_sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors
     return run
 
 
-@kernel("block_mass", needs=Needs(reads=(2,), allocates=True))
+@kernel("block_mass", lambda o, i, a: work_of(forms.BLOCK_MASS, o, i, a), needs=Needs(reads=(2,), allocates=True))
 def block_mass(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     (q, k, table, lse, *extra), (mass,) = ins, outs
     rows, largest = _Rows(q, k, table, extra, attrs), attrs["reduce"] == "max"
 
+    def check() -> None:
+        if (slots := rows.read().slots) > len(mass):
+            raise IndexError(f"the result is too small for the edges: expected {slots}, got {len(mass)}")
+
+    if (native := by_vm(forms.BLOCK_MASS, outs, ins, attrs, work, check)) is not None:
+        return native
+
     def run() -> None:
-        if rows.read().slots > len(mass):
-            raise IndexError(f"too small for the edges: expected {rows.read().slots}, got {len(mass)}")
+        check()
         mass.zero_()
         for r in rows.each():
             p, seen = rows.weights(r, lse), rows.apart(lse)[r.at] > -inf
@@ -211,10 +230,20 @@ def block_mass(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call
     return run
 
 
-@kernel("block_gate_gradient", needs=Needs(reads=(6, 7), allocates=True))
+@kernel(
+    "block_gate_gradient", lambda o, i, a: work_of(forms.BLOCK_GATE_GRADIENT, o, i, a),
+    needs=Needs(reads=(6, 7), allocates=True),
+)  # fmt: skip
 def block_gate_gradient(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     (q, k, v, out, lse, g, pairs, table, *extra), (result,) = ins, outs
     rows = _Rows(q, k, table, extra, attrs)
+
+    def check() -> None:
+        for pair in pairs.tolist():
+            rows.read().absent(*pair)
+
+    if (native := by_vm(forms.BLOCK_GATE_GRADIENT, outs, ins, attrs, work, check)) is not None:
+        return native
 
     def run() -> None:
         known = rows.read()
@@ -230,13 +259,17 @@ def block_gate_gradient(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors
     return run
 
 
-@kernel("block_entropy", needs=Needs(reads=(2,), allocates=True))
+@kernel(
+    "block_entropy", lambda o, i, a: work_of(forms.BLOCK_ENTROPY, o, i, a), needs=Needs(reads=(2,), allocates=True)
+)  # fmt: skip
 def block_entropy(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     (q, k, table, lse, *extra), (entropy,) = ins, outs
     rows = _Rows(q, k, table, extra, attrs)
+    if (native := by_vm(forms.BLOCK_ENTROPY, outs, ins, attrs, work, rows.read)) is not None:
+        return native
 
     def run() -> None:
-        for r in rows.each():
+        for r in rows.each(dense=True):
             logs = rows.logs(r, lse)
             rows.apart(entropy)[r.at] = -(logs.exp() * logs.clamp(min=_LOWEST)).sum(-1).to(entropy.dtype)
 
@@ -247,24 +280,26 @@ _LOWEST = -1e30
 """Stands for the logarithm of 0, so that 0·ln 0 is 0."""
 
 
-@kernel("block_entropy_backward", needs=Needs(reads=(2,), allocates=True))
+@kernel(
+    "block_entropy_backward", lambda o, i, a: work_of(forms.BLOCK_ENTROPY_BACKWARD, o, i, a),
+    needs=Needs(reads=(2,), allocates=True),
+)  # fmt: skip
 def block_entropy_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     (q, k, table, lse, *extra), g = ins[:-2], ins[-1]
     rows = _Rows(q, k, table, extra, attrs)
+    if (native := by_vm(forms.BLOCK_ENTROPY_BACKWARD, outs, ins, attrs, work, rows.read)) is not None:
+        return native
 
     def run() -> None:
         sums = [torch.zeros(t.shape, dtype=rows.wide) for t in outs]
         dq = rows.apart(sums[0])
         slopes = rows.apart(outs[2])
-        for r in rows.each():
+        for r in rows.each(dense=True):
             logs, up = rows.logs(r, lse), rows.apart(g)[r.at].to(rows.wide).unsqueeze(-1)
             change, p = -(logs.clamp(min=_LOWEST) + 1) * up, logs.exp()
             slopes[r.at] = -(p * change).sum(-1).to(lse.dtype)
             if r.gate is not None and rows.inside:
-                each = torch.where(r.gate > 0, p * change / r.gate, 0.0).sum((0, 1, 2, 3))
-                for slot, value in zip(r.row.gates, _over(r.row.edges, each), strict=True):
-                    if slot >= 0:
-                        sums[3][slot] += value
+                rows.collect(r.row, torch.where(r.gate > 0, p * change / r.gate, 0.0), sums[3])
             ds = p * change * r.slope
             dq[r.at] = ds @ r.k
             sums[1][:, r.heads, r.row.keys] += (ds.mT @ r.q).sum(2)

@@ -28,6 +28,7 @@ class BlockRow:
         mask: bool [R, K], the allowed pairs; None if all are.
         edges: (edge slot, first index in `keys`, end) of each edge.
         gates: slot of each edge's gate, -1 for none.
+        slots: int64 [R, K], the slot of each pair's gate, if the row is that of all queries of the plane; else None.
     """
 
     plane: int
@@ -36,6 +37,7 @@ class BlockRow:
     mask: torch.Tensor | None
     edges: list[tuple[int, int, int]]
     gates: list[int]
+    slots: torch.Tensor | None = None
 
 
 class BlockTable:
@@ -61,12 +63,28 @@ class BlockTable:
             raise IndexError(f"the operands are longer than the pattern: expected {expected}, got {got}")
         self.queries, self.keys = queries, min(keys, w[words.TK])
 
-    def rows(self) -> Iterator[BlockRow]:
-        """Yield the rows of blocks of all planes; rows without edges too."""
-        first, last = self.shift // self.block, -(-(self.shift + self.queries) // self.block)
+    def rows(self, plane: int) -> Iterator[BlockRow]:
+        """Yield the rows of blocks of a plane; rows without edges too."""
+        for i in range(self.shift // self.block, -(-(self.shift + self.queries) // self.block)):
+            yield self._row(plane, i)
+
+    def planes_whole(self) -> Iterator[BlockRow]:
+        """Yield for each plane one row of all queries and keys."""
         for plane in range(self.planes):
-            for i in range(first, last):
-                yield self._row(plane, i)
+            mask = torch.zeros(self.queries, self.keys, dtype=torch.bool)
+            slots = torch.full((self.queries, self.keys), -1)
+            for row in self.rows(plane):
+                mask[row.queries, row.keys] = True if row.mask is None else row.mask
+                each = torch.tensor([b - a for _, a, b in row.edges], dtype=torch.int64)
+                slots[row.queries, row.keys] = torch.tensor(row.gates, dtype=torch.int64).repeat_interleave(each)
+            yield BlockRow(plane, slice(0, self.queries), torch.arange(self.keys), mask, [], [], slots)
+
+    @property
+    def density(self) -> float:
+        """The part of all pairs of blocks that the pattern's rule may allow, as far as they are connected."""
+        w = self.words
+        pairs = self.planes * w[words.NQ] * w[words.NK]
+        return w[words.EDGES] / (pairs / 2 if w[words.CAUSAL] else pairs)
 
     def edges(self, plane: int, i: int) -> Iterator[tuple[int, int]]:
         """Yield (edge slot, key block) for the edges of query block i."""

@@ -36,6 +36,15 @@ def named(extra: Sequence[Any], attrs: Mapping[str, Any]) -> dict[str, Any]:
     return dict(zip(attrs["optional"], extra, strict=True))
 
 
+def runs_dense(algorithm: str, density: float, block: int) -> bool:
+    """Return whether ATen's kernels take all pairs at once: measured where rows of blocks are not compiled code."""
+    return algorithm == "dense" or (algorithm == "auto" and density >= DENSE_FROM.get(block, DENSE))
+
+
+DENSE, DENSE_FROM = 0.5, {1: 0.02}
+"""The density from which on masked products of all pairs are faster than ATen's row by row; size of blocks -> other."""
+
+
 def algorithm_of(q: Any, attrs: Mapping[str, Any]) -> Choice:
     """Return how an op runs for queries q, which have the fields `shape` and `dtype`."""
     if attrs["algorithm"] != "auto":

@@ -15,8 +15,9 @@ weights, 14 address of the gates (0: none), 15 address of the position of the fi
 follow. Four words per operand: its address and its bytes per batch element, head and position, for q, k, v, out, the
 gradients of out, q, k, v, and the log-sum-exp; then from word `MORE` on: 0 packed keys (0: none), 1 packed values, 2
 size of the gates, 3 parts P, 4 gradient of the log-sum-exp (0: none), 5 gradients of the gates of each unit (0: not
-wanted), 6 and 7 bytes of the gradients of keys and of values of a part, 8 the result for edges or pairs, 9 pairs, 10
-batch elements, 11 whether the largest mass is wanted.
+wanted), 6 and 7 bytes of the gradients of keys and of values of a part, 8 the result for edges or pairs, 9 pairs or
+the size of the result for edges, 10 batch elements, 11 whether the largest mass is wanted, or
+the gradient is that of the entropies: 4 is then their gradient and 8 the result for the log-sum-exp.
 """
 
 from __future__ import annotations
@@ -214,6 +215,9 @@ def _strip(row: Any, scratch: Any, t: Any, rows: Any, tiles: Any, closed: Any) -
             left, done, at = left - 1, done + 1, 0
             if done == bucket:
                 done, b = 0, vec.load_i32(_word(row, words.IN_NEXT) + 4 * b) if left > 0 else 0
+    if gates:  # columns without a key have weight 0, which only a finite number leaves at 0
+        for c in range(columns, (columns + 15) & -16):
+            vec.store_f32(scratch + _GATE + 4 * c, F(1.0))
     vec.store_i64(walk, b)
     vec.store_i64(walk + 8, left)
     vec.store_i64(walk + 16, done)
@@ -333,7 +337,7 @@ def _few_masked(row: Any, scratch: Any, t: Any, rows: Any, columns: Any) -> None
 
 @native
 def _tile(row: Any, packed: Any, width: Any, batch: Any, group: Any, key: Any) -> Any:
-    """Return the address of a token in packed tiles of rows of `width` entries: rows of the tile are 256 bytes apart."""
+    """Return the address of a token in packed tiles [width, 64]."""
     tiles = (cell(row, 6) + _SIDE - 1) // _SIDE
     return packed + _LINE * width * ((batch * cell(row, 4) + group) * tiles + (key >> 6)) + 4 * (key & (_SIDE - 1))
 
@@ -368,7 +372,8 @@ def _few_products(
     wide = vec.splat(factor)
     for r in range(rows):
         for c in range(0, columns, 16):
-            found = _products(x + r * step, at + 8 * c, width, min(columns - c, 16))
+            count = min(columns - c, 16)
+            found = _products(x + r * step, at + 8 * c, width, count)  # pyright: ignore[reportCallIssue]
             vec.store(to + _LINE * r + 4 * c, found * wide)
 
 
@@ -395,7 +400,7 @@ def _capped(x: Any, cap: Any) -> Any:
 
 @native
 def _softened(row: Any, scratch: Any, rows: Any, columns: Any) -> None:
-    """Turn the scores of a strip into g·e^(s - maximum), with running maxima and sums; note the factor of older sums."""
+    """Turn the scores of a strip into g·e^(s - maximum), with running maxima and sums; note what older sums lose."""
     gates, inside, cap = cell(row, 14), cell(row, 13) == 0, F(number(row, 12))
     for r in range(rows):
         line, old = scratch + _SCORES + _LINE * r, vec.load_f32(scratch + _TOP + 4 * r)
@@ -458,11 +463,12 @@ def _add_row(to: Any, x: Any, factor: Any, size: Any) -> None:
 
 @native
 def _mixed(scratch: Any, at: Any, rows: Any, columns: Any, out: Any, step: Any, width: Any, weights: Any) -> None:
-    """Add, to each row of out, the tokens at the addresses at `at` times the row's weights; older sums times a factor."""
+    """To each row of out, times a factor, add the tokens whose addresses are at `at`, times the row's weights."""
     for r in range(rows):
         line, kept = weights + _LINE * r, vec.splat(vec.load_f32(scratch + _ALPHA + 4 * r))
         for c in range(0, columns, 16):
-            _add_weighted(out + r * step, kept, vec.load(line + 4 * c), at + 8 * c, width, min(columns - c, 16))
+            p, count = vec.load(line + 4 * c), min(columns - c, 16)
+            _add_weighted(out + r * step, kept, p, at + 8 * c, width, count)  # pyright: ignore[reportCallIssue]
             kept = vec.splat(F(1.0))
 
 
@@ -568,21 +574,33 @@ def block_pack(row: Any) -> None:
 
 
 @native
+def _bases(row: Any, scratch: Any, batch: Any, head: Any, t: Any, rows: Any) -> Any:
+    """Note the log-sum-exp of each query, inf if it sees nothing; return how many see a key."""
+    lse, count = operand(row, _LSE, batch, head) + 4 * t, 0
+    for r in range(rows):
+        base = vec.load_f32(lse + 4 * r)
+        seen = base != F(-np.inf)
+        vec.store_f32(scratch + _TOP + 4 * r, base if seen else F(np.inf))
+        count += 1 if seen else 0
+    return count
+
+
+@native
 def _prepared(row: Any, scratch: Any, batch: Any, head: Any, t: Any, rows: Any) -> None:
-    """Note for each query the log-sum-exp (inf if it sees nothing) and Σ g·out, less the gradient of the log-sum-exp."""
+    """Note for each query Σ g·out, less the gradient of the log-sum-exp, and that itself: inf if it sees nothing."""
     wide, sg, so = cell(row, 8), step_of(row, 4), step_of(row, 3)
     g, out = operand(row, 4, batch, head) + t * sg, operand(row, 3, batch, head) + t * so
-    lse, given = operand(row, _LSE, batch, head) + 4 * t, _more(row, LSE_GRAD)
+    given = _more(row, LSE_GRAD)
+    _bases(row, scratch, batch, head, t, rows)
     for r in range(rows):
         part = vec.splat(F(0.0))
         for d in range(0, wide, 16):
             mask = vec.first(wide - d)
             part = vec.fma(vec.load_first(g + r * sg + 4 * d, mask), vec.load_first(out + r * so + 4 * d, mask), part)
-        less, base = vec.total(part), vec.load_f32(lse + 4 * r)
+        less = vec.total(part)
         if given:
             less -= vec.load_f32(given + 4 * ((batch * cell(row, 3) + head) * cell(row, 5) + t + r))
         vec.store_f32(scratch + _ALPHA + 4 * r, less)
-        vec.store_f32(scratch + _TOP + 4 * r, base if base != F(-np.inf) else F(np.inf))
 
 
 @native
@@ -639,6 +657,42 @@ def _pulled_back(row: Any, scratch: Any, rows: Any, columns: Any, pulled: Any) -
 
 
 @native
+def _logs(row: Any, scratch: Any, s: Any, base: Any, c: Any) -> Any:
+    """Return (s after the softcap, ln of the softmax weights, -1e30 where they are 0) of 16 scores at column c / 4."""
+    cap = F(number(row, 12))
+    if cap > F(0.0):
+        s = _capped(s, cap)
+    found = s - base
+    if cell(row, 14) and cell(row, 13) == 0:
+        g = vec.load(scratch + _GATE + c)
+        found = vec.select(g > F(0.0), found + log(g), F(-np.inf))
+    return s, vec.most(found, F(-1e30))
+
+
+@native
+def _entropy_pulled_back(row: Any, scratch: Any, rows: Any, columns: Any, pulled: Any) -> None:
+    """The same for entropies: from scores and the gradients g of entropies, -g·a (ln a + 1) as slopes."""
+    cap, scale, inside = F(number(row, 12)), F(number(row, 11)), cell(row, 14) and cell(row, 13) == 0
+    for r in range(rows):
+        line, slopes = scratch + _SCORES + _LINE * r, scratch + _SLOPES + _LINE * r
+        base, up = vec.load_f32(scratch + _TOP + 4 * r), vec.load_f32(scratch + _ALPHA + 4 * r)
+        part = vec.load(scratch + _SUMS + 64 * r)
+        for c in range(0, 4 * columns, 64):
+            s, logs = _logs(row, scratch, vec.load(line + c), base, c)
+            change = (logs + F(1.0)) * (-up)
+            ds, bend = exp(logs) * change, vec.splat(scale)
+            if cap > F(0.0):
+                y = vec.most(s, -cap) / cap
+                bend = (1.0 - y * y) * scale
+            part = part + ds
+            vec.store(slopes + c, ds * bend)
+            if pulled and inside:
+                at, g = scratch + _PULLED + c, vec.load(scratch + _GATE + c)
+                vec.store(at, vec.load(at) + vec.select(g > F(0.0), ds / g, 0.0))
+        vec.store(scratch + _SUMS + 64 * r, part)
+
+
+@native
 def _collected(scratch: Any, result: Any) -> None:
     """Add the gradients of the gates of the strip's columns to those of their slots."""
     for p in range(_count(scratch)):
@@ -656,7 +710,7 @@ def _pull_back_rows(
 ) -> None:
     """Write the gradients of `rows` queries of block i, and add to those of the keys and values of a part."""
     deep, wide, tiles = cell(row, 7), cell(row, 8), _more(row, KT) != 0 and rows > FEW
-    sq, sk, sv, sg = step_of(row, 0), step_of(row, 1), step_of(row, 2), step_of(row, 4)
+    sq, sk, sg = step_of(row, 0), step_of(row, 1), step_of(row, 4)
     tq, tk, tv = step_of(row, 5), step_of(row, 6), step_of(row, 7)
     q, g, dq = (operand(row, 0, batch, head) + t * sq, operand(row, 4, batch, head) + t * sg,
                 operand(row, 5, batch, head) + t * tq)  # fmt: skip
@@ -664,7 +718,14 @@ def _pull_back_rows(
     dk = operand(row, 6, batch, group) + part * _more(row, PART_K)
     dv = operand(row, 7, batch, group) + part * _more(row, PART_V)
     pulled, scores, slopes = dgates != 0, scratch + _SCORES, scratch + _SLOPES
-    _prepared(row, scratch, batch, head, t, rows)
+    entropy, place = _more(row, LARGEST), 4 * ((batch * cell(row, 3) + head) * cell(row, 5) + t)
+    if entropy:
+        _bases(row, scratch, batch, head, t, rows)
+        for r in range(rows):
+            vec.store_f32(scratch + _ALPHA + 4 * r, vec.load_f32(_more(row, LSE_GRAD) + place + 4 * r))
+            vec.store(scratch + _SUMS + 64 * r, vec.splat(F(0.0)))
+    else:
+        _prepared(row, scratch, batch, head, t, rows)
     _begin(row, scratch, _plane(row, head, group), i)
     fresh = True
     while True:
@@ -672,13 +733,16 @@ def _pull_back_rows(
         if columns == 0:
             break
         _scored(row, scratch, q, k, v, batch, group, t, rows, columns, tiles)
-        if tiles:
+        if entropy == 0 and tiles:
             _tile_products(row, scratch, g, sg, wide, _more(row, VT), batch, group, rows, slopes)
-        else:
+        elif entropy == 0:
             _few_products(scratch, g, sg, wide, scratch + _VALUES, rows, columns, F(1.0), slopes)
         if pulled:
             _cleared(scratch + _PULLED, _LINE, 1, _SIDE)
-        _pulled_back(row, scratch, rows, columns, pulled)
+        if entropy:
+            _entropy_pulled_back(row, scratch, rows, columns, pulled)
+        else:
+            _pulled_back(row, scratch, rows, columns, pulled)
         if pulled:
             _collected(scratch, dgates)
         if fresh and not tiles:
@@ -688,7 +752,8 @@ def _pull_back_rows(
             own, slope, to_k, to_v = scores + 4 * column, slopes + 4 * column, dk + key * tk, dv + key * tv
             if tiles:
                 init, step = (0, 0) if fresh else (dq, tq)
-                gemm(own, 4, _LINE, g, sg, 4, to_v, tv, n, wide, rows, to_v, tv, scratch)
+                if wide:
+                    gemm(own, 4, _LINE, g, sg, 4, to_v, tv, n, wide, rows, to_v, tv, scratch)
                 gemm(slope, _LINE, 4, k + key * sk, sk, 4, dq, tq, rows, deep, n, init, step, scratch)
                 gemm(slope, 4, _LINE, q, sq, 4, to_k, tk, n, deep, rows, to_k, tk, scratch)
                 fresh = False
@@ -702,11 +767,13 @@ def _pull_back_rows(
         fresh = False
     if fresh:
         _cleared(dq, tq, rows, deep)
+    for r in range(rows if entropy else 0):
+        vec.store_f32(_more(row, RESULT) + place + 4 * r, -vec.total(vec.load(scratch + _SUMS + 64 * r)))
 
 
 @loop(Code.BLOCK_ATTEND_BACKWARD)
 def block_attend_backward(row: Any, scratch: Any) -> Any:
-    """Compute the gradients of q, and those of k, v and gates of each part; -1 if the table does not fit the operands."""
+    """Compute the gradients of q, and those of k, v and gates of each part; -1 if the table does not fit."""
     if _misfits(row):
         return -1
     groups, queries, keys, shift = cell(row, 4), cell(row, 5), cell(row, 6), _shift(row)
@@ -727,3 +794,196 @@ def block_attend_backward(row: Any, scratch: Any) -> Any:
                 _pull_back_rows(row, scratch, batch, head, group, t, i, rows, part, dgates)
                 t += rows
     return 3
+
+
+@native
+def _measured(row: Any, scratch: Any, rows: Any, columns: Any) -> None:
+    """Add the weights of a strip to the masses of its edges, or note the largest of a query."""
+    _weights(row, scratch, rows, columns)
+    result, largest = _more(row, RESULT), _more(row, LARGEST)
+    for p in range(_count(scratch)):
+        piece = scratch + _PIECES + _PIECE * p
+        at, line = result + 4 * cell(piece, _EDGE), scratch + _SCORES + 4 * cell(piece, _COLUMN)
+        n, mass = cell(piece, _COUNT), vec.load_f32(at)
+        for r in range(rows):
+            part = vec.splat(F(0.0))
+            for c in range(0, n, 16):
+                part = part + vec.load_first(line + _LINE * r + 4 * c, vec.first(n - c))
+            found = vec.total(part)
+            mass = (found if found > mass else mass) if largest else mass + found
+        vec.store_f32(at, mass)
+
+
+@loop(Code.BLOCK_MASS)
+def block_mass(row: Any, scratch: Any) -> Any:
+    """Write the masses of the edges; unit u has the query blocks u, u + units, ... of each plane."""
+    if _misfits(row) or _more(row, PAIRS) < _word(row, words.EDGE_SLOTS):
+        return -1
+    block, shift, queries, planes = _word(row, words.BLOCK), _shift(row), cell(row, 5), cell(row, 10)
+    own, share = cell(row, 3) // planes, cell(row, 3) // cell(row, 4)
+    first, end = shift // block, (shift + queries + block - 1) // block
+    units = _more(row, PARTS)
+    for unit in range(cell(row, 1), cell(row, 1) + cell(row, 2)):
+        for i in range(first + unit, end, units):
+            for plane in range(planes):
+                _mass_of(row, scratch, plane, i, own, share, max(i * block - shift, 0))
+    return 3
+
+
+@native
+def _mass_of(row: Any, scratch: Any, plane: Any, i: Any, own: Any, share: Any, start: Any) -> None:
+    """Write the masses of the edges of one query block."""
+    seen, block, shift = 0, _word(row, words.BLOCK), _shift(row)
+    stop = min((i + 1) * block - shift, cell(row, 5))
+    for batch in range(_more(row, BATCH)):
+        for head in range(plane * own, (plane + 1) * own):
+            group = head // share
+            k = operand(row, 1, batch, group)
+            for t in range(start, stop, _SIDE):
+                rows = min(_SIDE, stop - t)
+                tiles, q = _more(row, KT) != 0 and rows > FEW, operand(row, 0, batch, head) + t * step_of(row, 0)
+                seen += _bases(row, scratch, batch, head, t, rows)
+                _begin(row, scratch, plane, i)
+                while True:
+                    columns = _strip(row, scratch, t, rows, tiles, False)
+                    if columns == 0:
+                        break
+                    _scored(row, scratch, q, k, k, batch, group, t, rows, columns, tiles)
+                    _measured(row, scratch, rows, columns)
+    if _more(row, LARGEST) == 0 and seen > 1:
+        node = vec.load_i32(_word(row, words.ROWS) + 4 * (plane * _word(row, words.ROW_STRIDE) + i))
+        left, bucket = vec.load_i32(_word(row, words.IN_DEGREE) + 4 * node), _word(row, words.BUCKET)
+        b = vec.load_i32(_word(row, words.IN_HEAD) + 4 * node) if left else 0
+        while left > 0:
+            for e in range(min(left, bucket)):
+                edge = vec.load_i32(_word(row, words.IN_ITEMS) + 4 * (b * bucket + e))
+                at = _more(row, RESULT) + 4 * edge
+                vec.store_f32(at, vec.load_f32(at) / F(seen))
+            left -= bucket
+            b = vec.load_i32(_word(row, words.IN_NEXT) + 4 * b) if left > 0 else 0
+
+
+@native
+def _only_piece(row: Any, scratch: Any, j: Any, at: Any, n: Any) -> None:
+    """Make a strip of the keys of block j from `at` on, as the pattern's rule allows them."""
+    piece = scratch + _PIECES
+    vec.store_i64(piece + 8 * _KEY, j * _word(row, words.BLOCK) + at)
+    vec.store_i64(piece + 8 * _COUNT, n)
+    vec.store_i64(piece + 8 * _COLUMN, 0)
+    vec.store_i64(piece + 8 * _EDGE, -1)
+    vec.store_i64(piece + 8 * _KIND, words.RULE)
+    vec.store_i64(piece + 8 * _INSIDE, at)
+    vec.store_i64(piece + 8 * _SLOT, -1)
+    vec.store_i64(scratch + _WALK + 32, 1)
+
+
+@native
+def _pulled_by(row: Any, scratch: Any, rows: Any, columns: Any) -> Any:
+    """Return the sum over a strip of e^(s - lse) (g·v - Σ g·out)."""
+    cap, total = F(number(row, 12)), vec.splat(F(0.0))
+    for r in range(rows):
+        line, slopes = scratch + _SCORES + _LINE * r, scratch + _SLOPES + _LINE * r
+        base, less = vec.load_f32(scratch + _TOP + 4 * r), vec.load_f32(scratch + _ALPHA + 4 * r)
+        for c in range(0, columns, 16):
+            s, mask = vec.load(line + 4 * c), vec.first(columns - c)
+            e = exp(vec.least((_capped(s, cap) if cap > F(0.0) else s) - base, F(FURTHEST)))
+            total = total + vec.select(mask, e * (vec.load(slopes + 4 * c) - less), 0.0)
+    return vec.total(total)
+
+
+@loop(Code.BLOCK_GATE_GRADIENT)
+def block_gate_gradient(row: Any, scratch: Any) -> Any:
+    """Write the gradients at 0 of the gates of pairs of blocks; -1 if there is no such pair."""
+    if _misfits(row):
+        return -1
+    block, shift, queries, planes = _word(row, words.BLOCK), _shift(row), cell(row, 5), cell(row, 10)
+    own, share, wide = cell(row, 3) // planes, cell(row, 3) // cell(row, 4), cell(row, 8)
+    for unit in range(cell(row, 1), cell(row, 1) + cell(row, 2)):
+        pair = _more(row, PAIRS) + 12 * unit
+        plane, i, j = vec.load_i32(pair), vec.load_i32(pair + 4), vec.load_i32(pair + 8)
+        if plane < 0 or plane >= planes or i < 0 or i >= _word(row, words.NQ) or j < 0 or j >= _word(row, words.NK):
+            return -1
+        start, stop = max(i * block - shift, 0), min((i + 1) * block - shift, queries)
+        end, total = min(min((j + 1) * block, _word(row, words.TK)), cell(row, 6)) - j * block, F(0.0)
+        for batch in range(_more(row, BATCH)):
+            for head in range(plane * own, (plane + 1) * own):
+                group, t = head // share, start
+                k, v = operand(row, 1, batch, group), operand(row, 2, batch, group)
+                while t < stop:
+                    rows = min(_SIDE, stop - t)
+                    _prepared(row, scratch, batch, head, t, rows)
+                    q, g = operand(row, 0, batch, head) + t * step_of(row, 0), operand(row, 4, batch, head)
+                    g += t * step_of(row, 4)
+                    for at in range(0, end, _SIDE):
+                        n = min(_SIDE, end - at)
+                        first = t + shift + _word(row, words.QSTART)
+                        key = j * block + at
+                        if not _out_of_sight(row, words.RULE, first, first + rows - 1, key, key + n):
+                            _only_piece(row, scratch, j, at, n)
+                            gemm(
+                                q, step_of(row, 0), 4, k + key * step_of(row, 1), 4, step_of(row, 1),
+                                scratch + _SCORES, _LINE, rows, n, cell(row, 7), 0, 0, scratch,
+                            )  # fmt: skip
+                            gemm(
+                                g, step_of(row, 4), 4, v + key * step_of(row, 2), 4, step_of(row, 2),
+                                scratch + _SLOPES, _LINE, rows, n, wide, 0, 0, scratch,
+                            )  # fmt: skip
+                            _times(scratch, rows, n, F(number(row, 11)))
+                            _masked(row, scratch, t, rows)
+                            total += _pulled_by(row, scratch, rows, n)
+                    t += rows
+        vec.store_f32(_more(row, RESULT) + 4 * unit, total)
+    return 3
+
+
+@native
+def _times(scratch: Any, rows: Any, columns: Any, scale: Any) -> None:
+    """Multiply the scores by a number."""
+    wide = vec.splat(scale)
+    for r in range(rows):
+        for c in range(0, 4 * columns, 64):
+            at = scratch + _SCORES + _LINE * r + c
+            vec.store(at, vec.load(at) * wide)
+
+
+@loop(Code.BLOCK_ENTROPY)
+def block_entropy(row: Any, scratch: Any) -> Any:
+    """Write the entropies of the softmax weights of queries, in units as those of attention."""
+    if _misfits(row):
+        return -1
+    heads, queries, shift = cell(row, 3), cell(row, 5), _shift(row)
+    spans, share = (queries + _SIDE - 1) // _SIDE, heads // cell(row, 4)
+    for unit in range(cell(row, 1), cell(row, 1) + cell(row, 2)):
+        item, t = unit // spans, _SIDE * (unit % spans)
+        batch, head, end = item // heads, item % heads, min(t + _SIDE, queries)
+        while t < end:
+            i, rows = _span(row, t, end, shift)
+            _entropy_rows(row, scratch, batch, head, head // share, t, i, rows)
+            t += rows
+    return 3
+
+
+@native
+def _entropy_rows(row: Any, scratch: Any, batch: Any, head: Any, group: Any, t: Any, i: Any, rows: Any) -> None:
+    """Write the entropies of `rows` queries of query block i, from query t on."""
+    tiles, k = _more(row, KT) != 0 and rows > FEW, operand(row, 1, batch, group)
+    q, result = operand(row, 0, batch, head) + t * step_of(row, 0), _more(row, RESULT)
+    _bases(row, scratch, batch, head, t, rows)
+    for r in range(rows):
+        vec.store(scratch + _SUMS + 64 * r, vec.splat(F(0.0)))
+    _begin(row, scratch, _plane(row, head, group), i)
+    while True:
+        columns = _strip(row, scratch, t, rows, tiles, False)
+        if columns == 0:
+            break
+        _scored(row, scratch, q, k, k, batch, group, t, rows, columns, tiles)
+        for r in range(rows):
+            line, base = scratch + _SCORES + _LINE * r, vec.load_f32(scratch + _TOP + 4 * r)
+            part = vec.load(scratch + _SUMS + 64 * r)
+            for c in range(0, 4 * columns, 64):
+                _, logs = _logs(row, scratch, vec.load(line + c), base, c)
+                part = part - exp(logs) * logs
+            vec.store(scratch + _SUMS + 64 * r, part)
+    for r in range(rows):
+        at = result + 4 * ((batch * cell(row, 3) + head) * cell(row, 5) + t + r)
+        vec.store_f32(at, vec.total(vec.load(scratch + _SUMS + 64 * r)))

@@ -48,7 +48,8 @@ Code = IntEnum("Code", [
     # mixtures of experts
     "TOPK", "DISPATCH", "EXPERT_RUNS", "EXPERTS", "EXPERTS_BACKWARD", "EXPERT_PROBE",
     # block-sparse attention
-    "BLOCK_PACK", "BLOCK_ATTEND", "BLOCK_ATTEND_BACKWARD",
+    "BLOCK_PACK", "BLOCK_ATTEND", "BLOCK_ATTEND_BACKWARD", "BLOCK_MASS", "BLOCK_GATE_GRADIENT",
+    "BLOCK_ENTROPY",
     # control
     "LOOP", "SHARED",
 ], start=0)  # fmt: skip

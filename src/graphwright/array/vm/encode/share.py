@@ -25,6 +25,7 @@ _SIDE = 96  # the least rows or columns of a product's ticket
 _TABLES: dict[int, int] = {
     **{Code.ATTEND: 1, Code.ATTEND_BACKWARD: 2, Code.ATTEND_CACHED: 1},
     **{Code.BLOCK_PACK: 0, Code.BLOCK_ATTEND: 3, Code.BLOCK_ATTEND_BACKWARD: 3},
+    **{Code.BLOCK_MASS: 3, Code.BLOCK_GATE_GRADIENT: 3, Code.BLOCK_ENTROPY: 3},
 }
 """Opcode -> number of rows of operands that follow the instruction."""
 
@@ -164,9 +165,16 @@ def _nanoseconds(unit: list[vm.Row]) -> float:
         return 20 + row[2] * row[9] * unit[1][6] * (row[10] + row[11]) / 20
     if row[0] == Code.BLOCK_PACK:
         return 20 + row[2] * row[5] * 8
-    if row[0] in (Code.BLOCK_ATTEND, Code.BLOCK_ATTEND_BACKWARD):  # as if half of all pairs were connected
-        queries = 64 * row[2] if row[0] == Code.BLOCK_ATTEND else 5 * row[2] * row[5] * row[3] // row[4]
+    if row[0] in (
+        Code.BLOCK_ATTEND,
+        Code.BLOCK_ENTROPY,
+        Code.BLOCK_ATTEND_BACKWARD,
+    ):  # as if half of all pairs were connected
+        queries = 5 * row[2] * row[5] * row[3] // row[4] if row[0] == Code.BLOCK_ATTEND_BACKWARD else 64 * row[2]
         return 20 + queries * row[6] * (row[7] + row[8]) / 120
+    if row[0] in (Code.BLOCK_MASS, Code.BLOCK_GATE_GRADIENT):  # the latter for blocks of 64
+        pairs = row[5] * row[6] // 128 if row[0] == Code.BLOCK_MASS else 4096
+        return 20 + row[2] * pairs * row[3] * (row[7] + row[8]) / 60
     if row[0] in _TABLES:  # multiplications of a unit, half of them masked if causal
         each = row[5] * row[6] * (row[7] + row[8]) * (1 if row[0] == Code.ATTEND else 3 * row[3] // row[4])
         return row[2] * each / (120 if row[11] else 60)
