@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import warnings
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -102,7 +103,7 @@ class PatternMirror:
             self._edges = max(2 * slots, FEWEST_EDGES) if capacity is None else capacity
             self._allocate(2)
             self._seen = pattern.version
-            pattern.watchers.add(self)
+            pattern.watchers.append(ref(self))
 
     @property
     def capacity(self) -> int:
@@ -197,11 +198,11 @@ class PatternMirror:
         touched, counts = np.unique(nodes, return_counts=True)
         for node, count in zip(touched.tolist(), counts.tolist(), strict=True):
             self._note(first + 1, node, degree[node])
-            place, block = int(degree[node]), int(lists.tail[node])
-            for _ in range(min(count + 1, place)):  # an edit moves at most the last entry
-                place -= 1
-                cells[block * bucket + place % bucket] = None
-                if place % bucket == 0:
+            left, block = int(degree[node]), int(lists.tail[node])
+            for _ in range(min(count + 1, left)):  # an edit moves at most the last entry
+                left -= 1
+                cells[block * bucket + left % bucket] = None
+                if left % bucket == 0:
                     block = int(lists.before[block])
             if degree[node]:
                 self._note(first, node, arrays[first][node])

@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from typing import Any, Protocol, cast
-from weakref import WeakSet
+from weakref import ReferenceType
 
 import numpy as np
 import numpy.typing as npt
@@ -100,7 +100,7 @@ class Pattern:
         self.table: npt.NDArray[np.int64] = np.zeros(table.WORDS, np.int64)
         self._words = cells_of(self.table)
         self._history = History()
-        self.watchers: WeakSet[Watcher] = WeakSet()
+        self.watchers: list[ReferenceType[Watcher]] = []
         """What is told of each change after it was made, such as copies on devices."""
         self._open: list[Any] | None = None
         self._lock = RunLock(timeout)
@@ -306,8 +306,10 @@ class Pattern:
                 yield
 
     def _tell(self, change: PatternChange) -> None:
-        for watcher in tuple(self.watchers):
-            watcher.changed(change)
+        self.watchers = [each for each in self.watchers if each() is not None]
+        for each in self.watchers:
+            if (watcher := each()) is not None:
+                watcher.changed(change)
 
     def _note(self, part: Any) -> None:
         if self._open is not None:

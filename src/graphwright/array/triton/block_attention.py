@@ -104,9 +104,6 @@ def _allowed(s, table, edge, first, rows, columns, BLOCK: tl.constexpr):
     return s
 
 
-
-
-
 @triton.jit
 def _scores(q, k, table, edge, first, rows, columns, keys, scale, softcap,
             SOFTCAP: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
