@@ -203,9 +203,9 @@ class Attention(nn.Module):
         table, here, padding = self.table(), self.edges.device, 0
         if run.tokens is not None:
             padding = (run.tokens.to(here).cumsum(-1) == 0).sum(-1)[:, None, None, None]
-        padded = run.tokens is not None and not run.tokens.all()
         aligned = 128 % self.block == 0 or self.block % 128 == 0
-        if here.type == "cuda" and aligned and length == run.T and run.attentions is None and not padded:
+        prompt = here.type == "cuda" and aligned and length == run.T and run.attentions is None
+        if prompt and (run.tokens is None or run.tokens.all()):
             return self.block_mask(table, heads, length)
         plane = torch.arange(self.planes, device=here)[:, None, None]
         i = torch.arange(run.T, device=here)[:, None] + run.past - padding
@@ -468,7 +468,7 @@ def rows(table):
 '''
 
 
-_TOKENS = """        self.past, tokens = past, masks.get("tokens")
+_TOKENS = """        self.past, tokens = past + 0, masks.get("tokens")  # static caches count in place
         self.tokens = tokens if tokens is not None and tokens.ndim == 2 else None
 """
 _NEXT = '''
