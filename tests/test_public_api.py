@@ -34,6 +34,7 @@ MODULES = (
     "evolve.mutations",
     "evolve.pictures",
     "evolve.tasks",
+    "attention",
     "experts",
     "files",
     "graph",

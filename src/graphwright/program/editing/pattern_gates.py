@@ -14,10 +14,11 @@ from graphwright.array import float64
 from graphwright.array.formulas.gates import GATE_KINDS
 from graphwright.errors import UsageError
 from graphwright.ops import traits
+from graphwright.patterns import GateNotAllowed
 from graphwright.program import gates as g
 from graphwright.program.editing.edits import RemoveEdge
 from graphwright.program.editing.gate_slots import allocate, free_unread
-from graphwright.program.errors import DeadGate, GateNotAllowed
+from graphwright.program.errors import DeadGate
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
@@ -43,11 +44,11 @@ def gate_edges(
     Returns: the handle of the gate. Raises: GateNotAllowed, UsageError if there is no attention, or if it has gates.
     """
     p, sites, facts = e.program, attentions(e.program, key), GATE_KINDS[kind]
-    if facts.one_of or (facts.linear and where == "exp"):
-        what = (
-            "the options of a choice share a softmax" if facts.one_of else "a signed gate cannot be inside the softmax"
-        )
-        raise GateNotAllowed(what, where=key, got=f"gates of kind {kind!r}", fix='where="weight", or kind="sigmoid"')
+    if facts.linear and where == "exp":
+        raise GateNotAllowed(kind)
+    if facts.one_of:
+        raise UsageError("the options of a choice share a softmax, which edges of a pattern do not", where=key,
+                         got=f"gates of kind {kind!r}", fix='kind="sigmoid"')  # fmt: skip
     if not sites or any(g.gates_edges(p, site) for site in sites):
         what = "the edges of this pattern have gates already" if sites else "no attention reads this pattern"
         raise UsageError(what, where=key, fix="e.ungate(handle)" if sites else None)
