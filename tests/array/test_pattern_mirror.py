@@ -35,8 +35,8 @@ def lists(words_of: np.ndarray, pattern: Pattern) -> list[Any]:
     w = words_of.tolist()
 
     def at(word: int, index: int, count: int = 1, size: int = 4) -> list[int]:
-        from ctypes import c_uint8, c_uint32, cast
         from ctypes import POINTER as pointer
+        from ctypes import c_uint8, c_uint32, cast
 
         kind = c_uint8 if size == 1 else c_uint32
         return cast(w[word], pointer(kind))[index : index + count]  # type: ignore[return-value]

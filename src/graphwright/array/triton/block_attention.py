@@ -53,7 +53,7 @@ def _plane(table, head, heads, groups):
 
 @triton.jit
 def _product(a, b, WIDE: tl.constexpr):
-    """Return a·b in float32, of float32 operands to about 1e-6; WIDE widens 16-bit ones, which the interpreter needs."""
+    """Return a·b in float32, of float32 operands to about 1e-6; WIDE widens 16-bit ones for the interpreter."""
     if WIDE:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, input_precision="tf32x3")
