@@ -6,9 +6,6 @@ and MASKED and the short last block are masked. Each program writes memory that 
 given by the lists, so that equal lists give equal bits.
 """
 
-# Triton compiles these functions: names of its language have no static types, and loops use its own `range`.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
-# pyright: reportAttributeAccessIssue=false, reportIndexIssue=false, reportOptionalOperand=false
 from __future__ import annotations
 
 import triton

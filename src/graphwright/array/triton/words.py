@@ -1,8 +1,5 @@
 """The Triton kernel that applies the words of a `PatternMirror`'s queue."""
 
-# Triton compiles these functions: names of its language have no static types.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
-# pyright: reportIndexIssue=false
 from __future__ import annotations
 
 import triton
