@@ -6,11 +6,7 @@ A process of its own, with TRITON_INTERPRET=1: Triton reads the variable when it
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import numpy as np
 import torch

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ LOW = {"half precision", "blocks of 128"}
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory):
     """The function that compiles a kernel; what it compiles is kept in a folder of this run."""
-    from triton import knobs
+    knobs = import_module("triton").knobs
 
     with knobs.cache.scope(), pytest.MonkeyPatch.context() as patch:
         knobs.cache.dir = str(tmp_path_factory.mktemp("triton"))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +14,7 @@ from graphwright.array.pattern_mirror import CapacityGrown
 from graphwright.patterns import Pattern, sliding_window
 from graphwright.plan import CaptureExecutable
 from graphwright.testing.simulated_device import SimBackend
-
-sys.path.append(str(Path(__file__).parents[1] / "program"))
-from pattern_programs import KEY, dense, inputs, program_of
+from program.pattern_programs import KEY, dense, inputs, program_of
 
 SIM, TOKENS, BLOCK = Device("sim", 5), 64, 8
 
@@ -77,7 +73,8 @@ def test_growth_needs_one_more_capture() -> None:
                 if space.state.name == "captured":
                     assert space.captures == 1 + mirror.growths
     assert before >= 2
-    assert space.kernels.backend.pool.stats().failed == 0  # type: ignore[union-attr]
+    assert isinstance(space.kernels.backend, SimBackend)
+    assert space.kernels.backend.pool.stats().failed == 0
 
 
 def test_an_edit_of_another_thread_is_seen_by_whole_runs_only() -> None:

@@ -295,7 +295,8 @@ class PatternMirror:
             self._outgrown.append(self.memory)
             self._allocate(GROWTH)
             text = (f"the pattern {self.pattern.name!r} outgrew its arrays on {self.backend.device}: room for "
-                    f"{before} edges before, {self._edges} now; captured graphs that read it are captured again")  # fmt: skip
+                    f"{before} edges before, {self._edges} now; captured graphs that read it "
+                    "are captured again")  # fmt: skip
             warnings.warn(text, CapacityGrown, stacklevel=2)
         self._seen = self.pattern.version
         host = np.zeros(self.memory.size, np.int32)

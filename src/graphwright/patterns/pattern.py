@@ -101,7 +101,7 @@ class Pattern:
         self._words = cells_of(self.table)
         self._history = History()
         self.watchers: list[ReferenceType[Watcher]] = []
-        """What is told of each change after it was made, such as copies on devices."""
+        """What follows each change after it was made, such as copies on devices."""
         self._open: list[Any] | None = None
         self._lock = RunLock(timeout)
         self._guard: RunLock | OwnedLock = self._lock

@@ -68,8 +68,8 @@ def compile_kernel(name: str, form: Form, dtype: str = "bf16", capability: int =
     signature = {a: "constexpr" if a in constants else types.get(a, "i32") for a in function.arg_names}
     if name == "gate_gradients":
         signature["gates"] = "i32"  # their number
-    made = triton.compile(ASTSource(function, signature, constexprs=constants), target=GPUTarget("cuda", capability, 32),
-                          options=form.options)  # fmt: skip
+    source = ASTSource(function, signature, constexprs=constants)
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=form.options)
     registers, spills = _resources(made.asm["cubin"])
     return Compiled(name, registers, spills, made.metadata.shared, made.asm["ptx"], made.asm["cubin"])
 

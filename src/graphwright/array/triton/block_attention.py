@@ -6,9 +6,6 @@ and MASKED and the short last block are masked. Each program writes memory that 
 given by the lists, so that equal lists give equal bits.
 """
 
-# Triton compiles these functions: names of its language have no static types, and loops use its own `range`.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
-# pyright: reportAttributeAccessIssue=false, reportIndexIssue=false, reportOptionalOperand=false
 from __future__ import annotations
 
 import triton
@@ -53,7 +50,7 @@ def _plane(table, head, heads, groups):
 
 @triton.jit
 def _product(a, b, WIDE: tl.constexpr):
-    """Return a·b in float32, of float32 operands to about 1e-6; WIDE widens 16-bit ones, which the interpreter needs."""
+    """Return a·b in float32, of float32 operands to about 1e-6; WIDE widens 16-bit ones for the interpreter."""
     if WIDE:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, input_precision="tf32x3")

@@ -1,8 +1,5 @@
 """The Triton kernel that applies the words of a `PatternMirror`'s queue."""
 
-# Triton compiles these functions: names of its language have no static types.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
-# pyright: reportIndexIssue=false
 from __future__ import annotations
 
 import triton
@@ -15,10 +12,10 @@ KIND = tl.constexpr(words.KIND)
 
 @triton.jit
 def apply_words(table, queue, WIDTH: tl.constexpr):
-    """Write the values of `queue`, int32 [1 + 3·n]: (number of words, then array, index, value), and set the number to 0.
+    """Write the values of `queue`, int32 [1 + 3·n]: number of words, then array, index, value; set the number to 0.
 
-    A word's array is the one whose address is in this word of `table`; 0 is the table itself, and the array of kinds has
-    bytes. One program, as the words are few.
+    A word's array is the one whose address is in this word of `table`; 0 is the table itself, and the array of kinds
+    has bytes. One program, as the words are few.
     """
     count = tl.load(queue)
     for first in range(0, count, WIDTH):

@@ -432,7 +432,7 @@ class BoundKernels:
         return [mirror.apply for mirror in self.mirrors.values()] if start <= self._first_reader < stop else []
 
     def _find_reader(self) -> int:
-        """Return the first instruction that reads a pattern's copy; -1 if there is none."""
+        """Return the first instruction that reads a pattern's copy, or -1."""
         tables = self.plan.buffer_layout.tables
         instrs = enumerate(self.plan.instrs) if self.mirrors else ()
         return next((i for i, instr in instrs
