@@ -23,6 +23,7 @@ from graphwright.program.errors import SoftGates
 from graphwright.safetensors import Checkpoint
 from seeds import deep
 
+pytestmark = pytest.mark.usefixtures("hf_modules")
 QUICK: dict[str, Any] = {"timed": False, "check": "none"}
 IDS = checkpoints.some_ids((2, 40), seed=3)
 

@@ -267,6 +267,8 @@ class ResizedConfig(_TemplateLevel):
         reasons = [*self.case.unmatched, *partial, *uneven]
         reasons += [Reason(match.program.path(m.end), f"no config field can describe a {m.kind}", branch=i)
                     for i, part in match.matched() for m in part.maps]  # fmt: skip
+        reasons += [Reason(match.program.path(v), "its pattern is not that of a sliding window", branch=i)
+                    for i, part in match.matched() for v in part.sparse]  # fmt: skip
         reasons += [Reason(match.template.path(v), "the program lacks this part of the block", branch=i)
                     for i, part in match.matched() for v in part.absent if not self.fills]  # fmt: skip
         if reasons or not layers:
