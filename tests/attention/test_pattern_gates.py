@@ -14,9 +14,9 @@ from graphwright import structure as st
 from graphwright.attention.gates import allowed_pairs, gate_of
 from graphwright.errors import UsageError
 from graphwright.graph import StaleHandle
-from graphwright.patterns import Pattern, causal_full, sliding_window
+from graphwright.patterns import GateNotAllowed, Pattern, causal_full, sliding_window
 from graphwright.program import Program
-from graphwright.program.errors import DeadGate, GateNotAllowed
+from graphwright.program.errors import DeadGate
 
 
 def program_of(pattern: Pattern, tokens: int, width: int, batch: int = 1, heads: int = 1, kind: str = "f4") -> Program:
@@ -101,6 +101,8 @@ def test_gates_that_cannot_be_are_refused_with_nothing_changed() -> None:
         pattern.gate("scale")
     with pytest.raises(UsageError, match="kind"):
         pattern.gate("open")
+    with pytest.raises(UsageError, match="choice"):
+        pattern.gate("choice")
     with pytest.raises(DeadGate):
         pattern.gate("sigmoid", init=np.inf)
     with pytest.raises(UsageError, match="no edge"):

@@ -135,7 +135,7 @@ def check_gates(pattern: Pattern, gates: Tensor, where: str) -> None:
     if not np.isfinite(values).all():
         raise UsageError("a gate is not finite", expected="finite numbers", got=values[~np.isfinite(values)][0])
     if where == "exp" and (values < 0).any():
-        raise GateNotAllowed("negative")
+        raise GateNotAllowed(value=float(values.min()))
 
 
 def attended(setup: Setup, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,8 @@ from graphwright.errors import UsageError
 from graphwright.graph import EdgeArray, Mask
 from graphwright.patterns import Pattern, masks
 from graphwright.patterns.table import FULL
-from graphwright.program.editing.gate_edits import free_slots, gate_edges, use_slots
+from graphwright.program.editing.gate_slots import free_slots, use_slots
+from graphwright.program.editing.pattern_gates import gate_edges
 from graphwright.program.gates import FREE, STATE, Gate, gate_node
 from graphwright.program.op_graph import Value
 from graphwright.program.patterns import PatternOwner
@@ -69,7 +70,7 @@ def gate(
 
 
 def program_with(pattern: Pattern) -> tuple[Program, str]:
-    """Return the program that owns a pattern, and the pattern's key in it. Raises: UsageError without such a program."""
+    """Return the program that owns a pattern, and its key there. Raises: UsageError without such a program."""
     p = pattern.owner.program if isinstance(pattern.owner, PatternOwner) else None
     key = None if p is None else next((key for key, known in p.patterns.items() if known is pattern), None)
     if p is None or key is None:

@@ -72,8 +72,10 @@ def prune(
         weights, row = normalised(pattern, pairs)
         ranked = weights / np.maximum(_largest(weights, row), _TINY)[row] if relative == "row" else weights
         free = prunable(pattern, pairs, weights, row, keep_min=keep_min, keep_own=keep_own)
-        light = ranked < mass if target_density is None else _lightest(pattern, ranked, free, target_density)
-        cut = free & light
+        if target_density is not None:
+            cut = _lightest(pattern, ranked, free, target_density)
+        else:
+            cut = free & (ranked < (mass or 0.0))
         pattern.cut(EdgeArray(np.asarray(edges)[cut]))
         left = len(pattern)
     lost = np.bincount(row[cut], weights[cut]).max(initial=0.0)

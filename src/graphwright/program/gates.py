@@ -262,7 +262,7 @@ def _passes(p: Program, node: NodeId) -> bool:
 
 
 def of_site(p: Program, site: NodeId) -> Value | None:
-    """Return the gate values that `site` multiplies by, adds the ln of, or has as gates of edges; None if it is no site."""
+    """Return the gate values that `site` multiplies by, adds the ln of, or has as gates of edges; None if no site."""
     if not _may_be_site(p, site):
         return None
     value = p.operands(site)[gated_operand(p, site)]

@@ -17,7 +17,8 @@ from graphwright.program import Program, Value
 from graphwright.program.axes.resize import by_index
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.axes.units import Units
-from graphwright.program.editing.gate_edits import free_slots, release
+from graphwright.program.editing.gate_edits import release
+from graphwright.program.editing.gate_slots import free_slots
 from graphwright.program.editing.replace import redirect
 from graphwright.program.editing.transaction import Transaction
 from graphwright.program.gates import FREE, STATE, Gate, axis_of, of_site

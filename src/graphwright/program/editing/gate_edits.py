@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from graphwright.array import float64
-from graphwright.array.formulas.gates import COLUMNS, GATE_KINDS, KINDS
+from graphwright.array.formulas.gates import GATE_KINDS, KINDS
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import get, traits
@@ -23,7 +23,8 @@ from graphwright.ops.axes import Product, atoms, axes_of, known
 from graphwright.program import gates as g
 from graphwright.program.axes.solve_axes import AtomNotes, origin
 from graphwright.program.axes.units import Units, branches
-from graphwright.program.editing.edits import RemoveEdge
+from graphwright.program.editing.gate_slots import allocate, free_unread
+from graphwright.program.editing.pattern_gates import ungate_edges
 from graphwright.program.editing.replace import redirect
 from graphwright.program.errors import DeadGate, GateNotAllowed, NotZeroPreserving
 from graphwright.program.gates import GateKeywords, GateOptions
@@ -307,55 +308,6 @@ def _make(
     return [_add_sites(e, r, value) for r, value in zip(requests, made, strict=True)]
 
 
-def allocate(
-    e: Transaction, lengths: Sequence[int], kind: str, inits: np.ndarray, costs: np.ndarray, group: str | None, *,
-    wide: bool,
-) -> list[Value]:  # fmt: skip
-    """Add logits and rows of the table for gates with these numbers of elements; return the values of each gate.
-
-    Args:
-        inits, costs: initial logit and cost of each element of all gates.
-        group: name of the group of gates that share a temperature; by default that of the kind.
-        wide: make the logits float64, if they are the program's first.
-    """
-    p, facts = e.program, GATE_KINDS[kind]
-    name = facts.group if group is None else group
-    if not g.has_gates(p):
-        empty = np.zeros(0, "float64" if wide else "float32")
-        logits, table = e.param(g.LOGITS, empty), e.const(g.TABLE, np.zeros((0, len(COLUMNS)), np.int64))
-        temperature, run = e.state(g.TEMPERATURE, empty), e.state(g.RUN, np.zeros(3, np.int64))
-        e.add("gate", logits, table, temperature, run, name=g.NODE, sizes=())
-    node = g.gate_node(p)
-    sizes, groups = list(p.attrs(node)["sizes"]), list(p.attrs(node)["groups"])
-    if name not in groups:
-        groups.append(name)
-        temperatures = p.weights[g.TEMPERATURE].data.to_numpy()
-        e.set_weight(g.TEMPERATURE, np.append(temperatures, facts.temperature))
-    parts = (p.weights[key].data.to_numpy() for key in (g.LOGITS, g.TABLE))
-    logits, rows = (np.split(part, np.cumsum(sizes)[:-1]) if sizes else [] for part in parts)
-    free = [port for port, part in enumerate(rows) if len(part) and not g.in_use(part)]
-    ports, at = [], 0
-    for length in lengths:
-        reused = next((port for port in free if sizes[port] == length), None)
-        free = [port for port in free if port != reused]
-        port = len(sizes) if reused is None else reused
-        generation = 0 if reused is None else int(rows[port][0, g.GENERATION]) + 1
-        row = np.zeros((length, len(COLUMNS)), np.int64)
-        row[:, [g.KIND, g.GROUP, g.STATE]] = KINDS.index(kind), groups.index(name), g.SOFT
-        row[:, [g.SLOT, g.GENERATION]] = port, generation
-        row[:, g.ELEMENT], row[:, g.COST] = np.arange(length), costs[at : at + length]
-        if reused is None:
-            sizes.append(length)
-        logits[port : port + 1], rows[port : port + 1] = [inits[at : at + length]], [row]
-        ports.append(port)
-        at += length
-    e.set_weight(g.LOGITS, np.concatenate(logits))
-    e.set_weight(g.TABLE, np.concatenate(rows))
-    if sizes != list(p.attrs(node)["sizes"]) or groups != list(p.attrs(node)["groups"]):
-        e.set_attr(node, sizes=tuple(sizes), groups=tuple(groups))
-    return [Value(node, port) for port in ports]
-
-
 def _put(e: Transaction, op: str, operands: Sequence[Value], name: str, **attrs: Any) -> Value:
     return Value(e.add_op(op, operands, attrs, e.program.free_name(name)))
 
@@ -407,99 +359,6 @@ def _shaped(e: Transaction, at: _Site, factor: Value, group: tuple[Atom, ...]) -
     return factor
 
 
-# -- edges of patterns -------------------------------------------------------------------------------------------------
-def attentions(p: Program, key: str) -> list[NodeId]:
-    """Return the attentions that read the pattern at a key, in topological order."""
-    tables = {n: traits(p.op(n)).table for n in p.order() if traits(p.op(n)).attention}
-    return [n for n, at in tables.items() if at is not None and p.key(p.operands(n)[at].node) == key]
-
-
-def gate_edges(
-    e: Transaction, key: str, kind: str, where: str, inits: np.ndarray, costs: np.ndarray, group: str | None
-) -> NodeId:
-    """Give the attentions over a pattern an operand of gates, with one element per slot of the pattern.
-
-    Args:
-        key: key of the pattern, whose edges name the slots.
-        where: "exp" or "weight", see the op `block_sdpa`.
-        inits, costs: initial logit and cost of each slot.
-    Returns: the handle of the gate. Raises: GateNotAllowed, UsageError if there is no attention, or if it has gates.
-    """
-    p, sites, facts = e.program, attentions(e.program, key), GATE_KINDS[kind]
-    if facts.one_of or (facts.linear and where == "exp"):
-        what = (
-            "the options of a choice share a softmax" if facts.one_of else "a signed gate cannot be inside the softmax"
-        )
-        raise GateNotAllowed(what, where=key, got=f"gates of kind {kind!r}", fix='where="weight", or kind="sigmoid"')
-    if not sites or any(g.gates_edges(p, site) for site in sites):
-        what = "the edges of this pattern have gates already" if sites else "no attention reads this pattern"
-        raise UsageError(what, where=key, fix="attention.ungate(pattern)" if sites else None)
-    if not np.isfinite(inits).all():
-        raise DeadGate(
-            "the gate would have no gradient: an initial logit is not finite", got=inits[~np.isfinite(inits)]
-        )
-    wide = all(p.spec(site).dtype is float64 for site in sites)
-    (part,) = allocate(e, [len(inits)], kind, inits, costs, group, wide=wide)
-    if part.node in e.touched:
-        e.spec(part)
-    for site in sites:
-        e.add_edge(part, site, len(p.operands(site)))
-        e.set_attr(site, optional=(*p.attrs(site)["optional"], "gates"), where=where)
-        e.touched[site] = None
-    return sites[0]
-
-
-def ungate_edges(e: Transaction, found: g.Gate) -> None:
-    """Remove the gates of a pattern's edges, which then have weight 1."""
-    p = e.program
-    pattern = p.patterns[found.owner]
-    with pattern.edit("remove gates") as pe:
-        pe.set(pattern.edges["gate"] >= 0, gate=-1)
-    for site in found.sites:
-        at = g.gated_operand(p, site)
-        part = p.operands(site)[at]
-        e.do(RemoveEdge(next(edge for edge in p.in_edges(site) if p.edge_port(edge) == at)))
-        e.set_attr(site, optional=tuple(name for name in p.attrs(site)["optional"] if name != "gates"), where="exp")
-        e.touched[site] = None
-        free_unread(e, part)
-
-
-def use_slots(e: Transaction, found: g.Gate, count: int, init: float, costs: np.ndarray) -> np.ndarray:
-    """Return `count` slots of a pattern's gate for new edges: free ones first; the gate grows if there are too few.
-
-    Args:
-        init: initial logit; costs: cost of each element. Elements get numbers that were never used.
-    """
-    p, rows = e.program, e.program.gates().at(found.port).rows
-    short = count - int((rows[:, g.STATE] == g.FREE).sum())
-    node, end = g.gate_node(p), found.offset + found.length
-    logits, table = (p.weights[key].data.to_numpy() for key in (g.LOGITS, g.TABLE))
-    if short > 0:
-        row = rows[:1].copy()
-        row[:, g.STATE] = g.FREE
-        logits = np.insert(logits, [end] * short, 0.0)
-        table = np.insert(table, [end] * short, row, axis=0)
-        sizes = list(p.attrs(node)["sizes"])
-        sizes[found.port] += short
-    slots = np.flatnonzero(table[found.offset : end + max(short, 0), g.STATE] == g.FREE)[:count]
-    logits, table, at = logits.copy(), table.copy(), found.offset + slots
-    logits[at], table[at, g.STATE], table[at, g.COST] = init, g.SOFT, costs
-    table[at, g.ELEMENT] = rows[:, g.ELEMENT].max() + 1 + np.arange(count)
-    e.set_weight(g.LOGITS, logits)
-    e.set_weight(g.TABLE, table)
-    if short > 0:
-        e.set_attr(node, sizes=tuple(sizes))
-        e.touched |= dict.fromkeys(found.sites)
-    return slots
-
-
-def free_slots(e: Transaction, found: g.Gate, slots: np.ndarray) -> None:
-    """Free elements of a pattern's gate, whose edges are gone."""
-    table = e.program.weights[g.TABLE].data.to_numpy().copy()
-    table[found.offset + slots, g.STATE] = g.FREE
-    e.set_weight(g.TABLE, table)
-
-
 # -- removing ----------------------------------------------------------------------------------------------------------
 def ungate(e: Transaction, handle: NodeId) -> None:
     """Remove a gate: values pass unchanged, and new gates can reuse its logits. Raises: StaleHandle, UnknownGate."""
@@ -523,20 +382,6 @@ def release(e: Transaction, site: NodeId) -> None:
         if not p.graph.out_degree(node):
             e.remove(node)
     free_unread(e, part)
-
-
-def free_unread(e: Transaction, part: Value) -> None:
-    """Free the logits of the gate with the values `part`, if nothing reads them."""
-    p = e.program
-    if any(p.edge_value(edge) == part for edge in p.out_edges(part.node)):
-        return
-    sizes, table = p.attrs(part.node)["sizes"], p.weights[g.TABLE].data.to_numpy().copy()
-    start = sum(sizes[: part.port])
-    table[start : start + sizes[part.port], g.STATE] = g.FREE
-    if (table[:, g.STATE] == g.FREE).all():
-        e.remove([part.node, *(v.node for v in p.operands(part.node))])
-        return
-    e.set_weight(g.TABLE, table)
 
 
 def set_gate(e: Transaction, handle: NodeId, state: str, elements: Any = None) -> None:
