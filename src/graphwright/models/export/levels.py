@@ -527,7 +527,7 @@ class GeneratedCode(ExportLevel):
         """Keys of the tensors in the files that are no weights: the blocks of patterns."""
         return frozenset(self._code.tensors)
 
-    @cached_property
+    @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences on limits of the files, for the receipt."""
         found = {pattern_of(self.written.program, n) for n in sparse_attentions(self.written.program)}
