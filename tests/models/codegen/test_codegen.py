@@ -106,7 +106,7 @@ def edited(case: str, folder: Path, made):
     p = m.program
     if case == "star":  # one pattern of all layers but one; a row of blocks without edges, a manual edge
         pattern = attention.star(120, global_tokens=3, window=9, block=4)
-        with pattern.edit("by hand") as e:
+        with pattern.edit("a row without edges") as e:
             e.cut(pattern.edges()[pattern.pairs()[:, 1] == 4])
             e.connect(5, 1)
         attention.sparsify(m, [f"layers.{i}.attn.sdpa" for i in range(5)], pattern)

@@ -168,7 +168,7 @@ class ExportLevel(ABC):
 
     @property
     def tables(self) -> frozenset[str]:
-        """Keys of the tensors in the files that are no weights."""
+        """Keys of the integer tensors in the files, which count as no weights."""
         return frozenset()
 
     @property
@@ -524,7 +524,7 @@ class GeneratedCode(ExportLevel):
 
     @property
     def tables(self) -> frozenset[str]:
-        """Keys of the tensors in the files that are no weights: the blocks of patterns."""
+        """Keys of the integer tensors in the files: the blocks of patterns."""
         return frozenset(self._code.tensors)
 
     @property
