@@ -83,9 +83,9 @@ class Buffers(NamedTuple):
 def buffers(self: Graph) -> Buffers:
     """Return the arrays that hold the graph, for compiled loops that walk its lists; nothing is copied."""
     nodes, edges = self._node_table, self._edge_table
-    columns = ({name: column.data for name, column in table.columns.items()} for table in (nodes, edges))
-    lists = (ListBuffers(*side.tables()) for side in (self._out, self._in))
-    return Buffers(nodes.ids, edges.ids, self._source.data, self._target.data, *lists, *columns)
+    of_nodes, of_edges = ({name: c.data for name, c in table.columns.items()} for table in (nodes, edges))
+    outgoing, incoming = (ListBuffers(*side.tables()) for side in (self._out, self._in))
+    return Buffers(nodes.ids, edges.ids, self._source.data, self._target.data, outgoing, incoming, of_nodes, of_edges)
 
 
 def structure_hash(self: Graph, positions: bool = False) -> str:

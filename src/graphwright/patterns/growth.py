@@ -130,11 +130,15 @@ def _update(self: Pattern, slots: Array, before: _Side, after: _Side) -> None:
         pairs = Pairs(own.q, own.k)
         seen = masks.tokens(own, before.base, before.frame)
         generated = after.seen(pairs)
-        manual = masks.tokens(edits.manual(after.base, after.frame, *pairs), after.base, after.frame)
-        manual_before = masks.tokens(edits.manual(before.base, before.frame, *pairs), before.base, before.frame)
         by_rule = (seen == before.seen(pairs)).all((1, 2))
-        by_user = (seen == manual_before).all((1, 2)) & ~by_rule
-        grown = generated | (manual & by_user[:, None, None])
+        grown = generated
+        if not by_rule.all():
+            manual, was_manual = (
+                masks.tokens(edits.manual(side.base, side.frame, *pairs), side.base, side.frame)
+                for side in (after, before)
+            )
+            by_user = (seen == was_manual).all((1, 2)) & ~by_rule
+            grown = generated | (manual & by_user[:, None, None])
         old, new = (side.frame.positions(*pairs)[2] for side in (before, after))
         kind, bits = masks.classify(seen | grown & new & ~old, after.base, after.frame, *pairs)
         moved = (kind != own.kind) | (kind == MASKED)

@@ -74,18 +74,18 @@ def _one(self: Pattern, row: tuple[Any, ...], bits: Array) -> None:
     if op == CUT:
         edits.cut(self, as_edge(self._edge_cells[slot]))
         return
-    row = -1 if mask < 0 else edits.keep_mask(self, bits[mask])
-    columns = {"kind": kind, "bits": row, "gate": gate, "score": score, "birth": birth, "pinned": pinned}
+    held = -1 if mask < 0 else edits.keep_mask(self, bits[mask])
+    columns = {"kind": kind, "bits": held, "gate": gate, "score": score, "birth": birth, "pinned": pinned}
     ahead = self.graph.next_edge()
     ends = as_node(ids[source]), as_node(ids[target])
     if generation >= ahead.generation:
         edge = self.graph.add_edge(*ends, **columns)
     else:
-        edge = EdgeId(ahead.index, generation)
+        edge = as_edge(EdgeId.kind_bit | generation << INDEX_BITS | ahead.index)
         try:
             self.graph.restore_edge(RemovedEdge(edge, *ends, columns, outgoing, incoming))
         except UsageError:
-            self._pool.release(np.array([row]))
+            self._pool.release(np.array([held]))
             raise
     edits.index_one(self, edge.index)
 
