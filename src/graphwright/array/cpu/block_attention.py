@@ -72,7 +72,7 @@ class _Rows:
     def each(self, dense: bool = False) -> Iterator[_Scores]:
         """Yield the scores of all rows; with `dense`, if the algorithm is that, of all queries of a plane at once."""
         table = self.read()
-        if dense and runs_dense(self.attrs["algorithm"], table.density, table.block):
+        if dense and runs_dense(self.attrs["algorithm"], table.density, table.block, table.queries * table.keys):
             yield from map(self.scores, table.planes_whole())
         else:
             for plane in range(table.planes):

@@ -95,7 +95,7 @@ def _gradient_work(q: vm.View, k: vm.View, v: vm.View | None, extra: Mapping[str
 
 
 def _backward_work(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> list[vm.View]:
-    return _gradient_work(*ins[:3], named(ins[4:-3], attrs))
+    return _gradient_work(ins[0], ins[1], ins[2], named(ins[4:-3], attrs))
 
 
 @vm.form(work=_backward_work)
@@ -177,7 +177,7 @@ def BLOCK_ENTROPY(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
 
 
 def _entropy_work(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> list[vm.View]:
-    return _gradient_work(*ins[:2], None, named(ins[4:-2], attrs))
+    return _gradient_work(ins[0], ins[1], None, named(ins[4:-2], attrs))
 
 
 @vm.form(work=_entropy_work)
