@@ -91,3 +91,15 @@ def proved(
         return found[name]
 
     return get
+
+
+@pytest.fixture
+def hf_modules(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory of this run for code that transformers loads with `trust_remote_code`."""
+    import transformers
+    from transformers import dynamic_module_utils
+
+    cache = str(tmp_path_factory.getbasetemp() / "hf_modules")
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", cache)
+    monkeypatch.syspath_prepend(cache)
+    transformers.utils.logging.disable_progress_bar()

@@ -19,7 +19,7 @@ def test_reports_count_the_edges_of_a_pattern():
     share = len(at.sliding_window(TOKENS, WINDOW, block=BLOCK)) / (TOKENS // BLOCK) ** 2
     node = model.program.of_traits(attention=True)[0]
     specs = [model.program.spec(v).bind(sizes) for v in model.program.operands(node)]
-    every = 2 * 2 * specs[0].shape[1] * TOKENS**2 * (specs[0].shape[3] + specs[2].shape[3])
+    every = 2 * 2 * specs[0].sizes[1] * TOKENS**2 * (specs[0].sizes[3] + specs[2].sizes[3])
     layers = len(model.program.of_traits(attention=True))
     at.sparsify(model, "layers.*.attn", at.sliding_window(TOKENS, WINDOW, block=BLOCK))
     assert flops(model.program, sizes) == pytest.approx(dense + layers * every * (share - 1), rel=1e-6)

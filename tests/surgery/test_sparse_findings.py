@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from networks import random_decoder
+from networks import SIZES, random_decoder
 
 from graphwright import attention as at
 from graphwright.program.errors import FrozenAxis
 from graphwright.surgery import diagnose
 
-TOKENS = 64
+TOKENS, HEADS, GROUPS = 64, SIZES["num_attention_heads"], SIZES["num_key_value_heads"]
 
 
 def sparse(pattern: at.Pattern, layers: str = "layers.*.attn"):
@@ -29,8 +29,7 @@ def run(p, ids):
 
 
 def test_a_plane_without_edges_is_a_dead_head():
-    heads = random_decoder("llama").spec("layers.0.attn.sdpa").shape[1]
-    pattern = at.causal_full(TOKENS, block=8, planes=heads)
+    pattern = at.causal_full(TOKENS, block=8, planes=HEADS)
     p = sparse(pattern, "layers.1.attn")
     assert not diagnose(p)
     cut_plane(pattern, 2)
@@ -49,8 +48,7 @@ def test_a_shared_plane_without_edges_kills_all_heads_of_all_its_readers():
     p = sparse(pattern)
     cut_plane(pattern, 0)
     found = diagnose(p, kinds=["dead_head"])
-    heads = p.spec("layers.0.attn.sdpa").shape[1]
-    assert found.found[0].witness["dead"] == list(range(heads))
+    assert found.found[0].witness["dead"] == list(range(HEADS))
     assert pattern.edge_count == 0  # the diagnosis works on a copy
 
 
@@ -97,8 +95,7 @@ def test_a_dense_attention_reaches_everything():
 
 
 def test_heads_with_planes_are_not_cut():
-    heads, groups = (random_decoder("llama").spec(f"layers.0.attn.{n}").shape[1] for n in ("rope_q", "rope_k"))
-    for planes in (groups, heads):
+    for planes in (GROUPS, HEADS):
         p = sparse(at.sliding_window(TOKENS, 16, block=8, planes=planes), "layers.0.attn")
         digest = p.hash()
         with pytest.raises(FrozenAxis, match="the pattern has a plane for each head"):

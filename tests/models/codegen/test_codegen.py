@@ -31,6 +31,7 @@ from edits import (
 )
 
 import graphwright as gw
+from block_edges import edges_of
 from graphwright import attention, experts
 from graphwright.models import ExportLevelImpossible
 from graphwright.models.codegen.source import emittable, generate
@@ -105,16 +106,16 @@ def edited(case: str, folder: Path, made):
     p = m.program
     if case == "star":  # one pattern of all layers but one; a row of blocks without edges, a manual edge
         pattern = attention.star(120, global_tokens=3, window=9, block=4)
-        with pattern.edit("by hand") as e:
-            e.cut([pattern.edge_between(4, k) for k in range(4) if pattern.has(4, k)] + [pattern.edge_between(4, 4)])
+        with pattern.edit("a row without edges") as e:
+            e.cut(pattern.edges()[pattern.pairs()[:, 1] == 4])
             e.connect(5, 1)
         attention.sparsify(m, [f"layers.{i}.attn.sdpa" for i in range(5)], pattern)
         return m
     if case == "planes":  # a pattern for each layer, with planes for key heads and for heads
         made_by_planes = {1: attention.random_blocks(120, 2, block=3) | attention.block_local(120, 0, block=3)}
         made_by_planes |= {n: attention.sliding_window(120, 11, block=5, planes=n) for n in (2, 6)}
-        made_by_planes[2].cut(made_by_planes[2].edge_between(2, 1, plane=1))
-        made_by_planes[6].cut([made_by_planes[6].edge_between(4, 3, plane=n) for n in (0, 4)])
+        made_by_planes[2].cut(edges_of(made_by_planes[2], (2, 1, 1)))
+        made_by_planes[6].cut(edges_of(made_by_planes[6], (4, 3, 0), (4, 3, 4)))
         for i, planes in enumerate((1, 2, 6, 1, 2, 6)):
             attention.sparsify(m, f"layers.{i}.attn", {f"layers.{i}.attn": made_by_planes[planes].copy()})
         return m

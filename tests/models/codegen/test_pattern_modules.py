@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from block_edges import edges_of
 from graphwright import attention as at
 from graphwright.models.codegen.patterns import block_lists
 from graphwright.models.codegen.templates import CLASSES
@@ -23,7 +24,7 @@ def patterns() -> dict[str, at.Pattern]:
     """Patterns of 301 tokens, most of them edited: planes of 1, of the key heads and of the heads."""
     rng = np.random.default_rng(0)
     star = at.star(301, global_tokens=5, window=40, block=16)
-    star.cut(star.edge_between(9, 9))
+    star.cut(edges_of(star, (9, 9)))
     window = at.sliding_window(301, 70, block=64, planes=2)
     window.connect(4, 0, plane=1)
     random = at.random_blocks(301, 2, block=32, planes=4) | at.block_local(301, 0, block=32, planes=4)

@@ -8,6 +8,7 @@ import onnx
 import pytest
 
 import graphwright as gw
+from block_edges import edges_of
 from graphwright import attention as at
 from graphwright.models import ExportError
 from graphwright.models.onnx import run_cached, run_onnx, save_onnx
@@ -22,7 +23,7 @@ def patterns() -> dict[str, at.Pattern]:
     random = at.random_blocks(TOKENS, 2, block=5, planes=6) | at.block_local(TOKENS, 0, block=5, planes=6)
     random.cut(random.edges()[(random.pairs()[:, 0] == 2) & (random.pairs()[:, 2] == 1)])
     groups = at.sliding_window(TOKENS, 11, block=4, planes=2)
-    groups.cut(groups.edge_between(7, 6, plane=1))
+    groups.cut(edges_of(groups, (7, 6, 1)))
     window = at.sliding_window(TOKENS, 11, block=4)
     return {"star": star, "heads": random, "groups": groups, "window": window}
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import graphwright as gw
+from block_edges import edges_of
 from graphwright import attention as at
 from graphwright.program.draw.pattern_map import pattern_map
 
@@ -21,7 +22,7 @@ def details(page: str, path: str) -> str:
 
 def test_a_map_has_a_cell_for_each_edge():
     pattern = at.star(60, global_tokens=3, window=7, block=4, planes=2)
-    pattern.cut(pattern.edge_between(6, 6, plane=1))
+    pattern.cut(edges_of(pattern, (6, 6, 1)))
     _, *lines = pattern_map(pattern)
     assert lines[::16] == ["plane 0", "plane 1"]
     cells = np.array([[cell != "·" for cell in line] for line in lines if not line.startswith("plane")]).reshape(

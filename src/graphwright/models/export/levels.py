@@ -168,7 +168,7 @@ class ExportLevel(ABC):
 
     @property
     def tables(self) -> frozenset[str]:
-        """Keys of the tensors in the files that are no weights."""
+        """Keys of the integer tensors in the files, which count as no weights."""
         return frozenset()
 
     @property
@@ -267,6 +267,8 @@ class ResizedConfig(_TemplateLevel):
         reasons = [*self.case.unmatched, *partial, *uneven]
         reasons += [Reason(match.program.path(m.end), f"no config field can describe a {m.kind}", branch=i)
                     for i, part in match.matched() for m in part.maps]  # fmt: skip
+        reasons += [Reason(match.program.path(v), "its pattern is not that of a sliding window", branch=i)
+                    for i, part in match.matched() for v in part.sparse]  # fmt: skip
         reasons += [Reason(match.template.path(v), "the program lacks this part of the block", branch=i)
                     for i, part in match.matched() for v in part.absent if not self.fills]  # fmt: skip
         if reasons or not layers:
@@ -522,10 +524,10 @@ class GeneratedCode(ExportLevel):
 
     @property
     def tables(self) -> frozenset[str]:
-        """Keys of the tensors in the files that are no weights: the blocks of patterns."""
+        """Keys of the integer tensors in the files: the blocks of patterns."""
         return frozenset(self._code.tensors)
 
-    @cached_property
+    @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences on limits of the files, for the receipt."""
         found = {pattern_of(self.written.program, n) for n in sparse_attentions(self.written.program)}

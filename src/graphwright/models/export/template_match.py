@@ -61,6 +61,7 @@ class MatchedPart:
         maps: affine maps of the program, each of which replaces one matrix of the template.
         windows: (window in the program, window in the template) of each attention, None for no limit.
         counts: dict from a dimension that attributes hold, such as `chosen`, to its size in the program.
+        sparse: attentions over patterns in place of dense ones, which no config describes.
         absent: terms of sums in the template that the program's sums lack, each as the value of the matrix whose zeros
             make the term zero.
     """
@@ -73,6 +74,7 @@ class MatchedPart:
     maps: list[AffineMap] = field(default_factory=list)
     windows: list[tuple[int | None, int | None]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+    sparse: list[Value] = field(default_factory=list)
     absent: list[Value] = field(default_factory=list)
 
 
@@ -404,16 +406,19 @@ class _Matcher:
         if self.t.is_junction(t.node) and not p.is_junction(v.node):
             self._match_term(t, v, part, stream)
             return
-        if p.op(v.node) != op or v.port != t.port:
-            sparse = traits(op).attention and traits(p.op(v.node)).table is not None
-            why = "; its pattern is not that of a sliding window" if sparse else ""
-            raise _Mismatch(v.node, f"{p.op(v.node)} instead of {op}{why}")
+        sparse = traits(op).attention and traits(p.op(v.node)).table is not None
+        if (p.op(v.node) != op and not sparse) or v.port != t.port:
+            raise _Mismatch(v.node, f"{p.op(v.node)} instead of {op}")
         if op == INPUT:
             if p.path(v) != self.t.path(t):
                 raise _Mismatch(v.node, f"reads the input {p.path(v)} instead of {self.t.path(t)}")
             return
-        self._match_attrs(t, v, part)
         wanted, given = self.t.operands(t.node), p.operands(v.node)
+        if sparse:
+            given = given[: traits(p.op(v.node)).table]
+            part.sparse.append(v)
+        else:
+            self._match_attrs(t, v, part)
         if op in OPS and OPS[op].groups is not None:
             wanted, given = wanted[: len(given)], given[: len(wanted)]  # the number of experts is a size
         if len(wanted) != len(given):
