@@ -42,9 +42,9 @@ def single(tokens: Sequence[int] = (4096, 65536, 262144, 1048576)) -> Figure:
         pattern = at.sliding_window(length, WINDOW, BLOCK)
         owned, program = _owned(length)
         calls: dict[str, tuple[Call, int]] = {
-            SINGLE: (_toggle(pattern), 2),
+            SINGLE: (_toggle(pattern, 100), 200),
             "in a transaction of 2,000": (_toggle_in_one(pattern, 1000), 2000),
-            "with an entry in the program's journal each": (_toggle(owned), 2),
+            "with an entry in the program's journal each": (_toggle(owned, 10), 20),
         }
         peers: dict[str, Call] = {}
         if length <= LISTS:
@@ -55,7 +55,7 @@ def single(tokens: Sequence[int] = (4096, 65536, 262144, 1048576)) -> Figure:
             peers["create_block_mask, compiled"] = _created(length, compiled=True)
         before = pattern.hash()
         runs = rounds({name: call for name, (call, _) in calls.items()}, n=15)
-        counts = {name: n for name, (_, n) in calls.items()} | {"A/A": 2}
+        counts = {name: n for name, (_, n) in calls.items()} | {"A/A": 200}
         taken = {name: [s / counts[name] for s in samples] for name, samples in runs.items()}
         assert pattern.hash() == owned.hash() == before
         assert program.version > 0
@@ -89,9 +89,14 @@ def _far(pattern: at.Pattern) -> tuple[int, int]:
     return row, row // 2
 
 
-def _toggle(pattern: at.Pattern) -> Call:
+def _toggle(pattern: at.Pattern, n: int) -> Call:
     q, k = _far(pattern)
-    return lambda: pattern.cut(pattern.connect(q, k))
+
+    def call() -> None:
+        for _ in range(n):
+            pattern.cut(pattern.connect(q, k))
+
+    return call
 
 
 def _toggle_in_one(pattern: at.Pattern, n: int) -> Call:
