@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from pattern_programs import KEY, dense, inputs, program_of
 
 import graphwright as gw
-from graphwright.errors import UsageError
+from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import EditBusy
-from graphwright.patterns import Pattern, causal_full, sliding_window
+from graphwright.patterns import Pattern, PatternShape, causal_full, sliding_window
 from graphwright.program.errors import ProgramFileError, SpecMismatch
 from graphwright.program.pattern_digest import PatternDigest
 from graphwright.program.patterns import PatternVariable
@@ -48,13 +48,18 @@ def test_an_edit_is_a_journal_entry_and_changes_the_next_run_of_the_same_plan() 
         before = p.hash()
         with pattern.edit(f"see block {key}") as e:
             edge = e.connect(query, key)
-        assert p.journal[-1].why == f"see block {key}" and p.journal[-1].edits[0]["edit"] == "EditPattern"
-        assert (p.journal[-1].before, p.journal[-1].after) == (before, p.hash()) and before != p.hash()
+        assert p.journal[-1].why == f"see block {key}"
+        assert p.journal[-1].edits[0]["edit"] == "EditPattern"
+        assert (p.journal[-1].before, p.journal[-1].after) == (before, p.hash())
+        assert before != p.hash()
         np.testing.assert_allclose(np.asarray(plan({"x": x})["y"]), dense(p, x, pattern.to_dense()), atol=2e-5)
-        assert plan.fresh and p.compile(x=x.shape) is plan
+        assert plan.fresh
+        assert p.compile(x=x.shape) is plan
     pattern.cut(edge)
     np.testing.assert_allclose(np.asarray(plan({"x": x})["y"]), dense(p, x, pattern.to_dense()), atol=2e-5)
-    assert p.version == version + 4 and p.structure_hash() == structure and p.compile(x=x.shape) is plan
+    assert p.version == version + 4
+    assert p.structure_hash() == structure
+    assert p.compile(x=x.shape) is plan
     p.journal.verify()
 
 
@@ -73,7 +78,9 @@ def test_a_thousand_edits_keep_the_plan_and_the_compiled_program() -> None:
             want = dense(p, x, pattern.to_dense())
             np.testing.assert_allclose(np.asarray(compiled(x=x)["y"]), want, atol=2e-5)
             np.testing.assert_allclose(np.asarray(plan({"x": x})["y"]), want, atol=2e-5)
-    assert plan.fresh and p.compile(x=x.shape) is plan and len(p.journal) == 1000
+    assert plan.fresh
+    assert p.compile(x=x.shape) is plan
+    assert len(p.journal) == 1000
 
 
 def test_undo_and_redo_give_equal_bits_and_hashes() -> None:
@@ -102,25 +109,52 @@ def test_pattern_edits_within_a_program_edit_are_a_part_of_it_and_roll_back_with
     with p.edit("both") as e:
         pattern.connect(4, 0)
         e.set_weight("layers.0.q.weight", lambda w: 2 * w)
-    assert len(p.journal) == 1 and [r["edit"] for r in p.journal[0].edits] == ["EditPattern", "SetWeight"]
+    assert len(p.journal) == 1
+    assert [r["edit"] for r in p.journal[0].edits] == ["EditPattern", "SetWeight"]
     after = p.hash()
-    with pytest.raises(RuntimeError, match="stop"), p.edit("fails") as e:
-        pattern.connect(4, 1)
-        raise RuntimeError("stop")
-    assert p.hash() == after and not pattern.has(4, 1) and len(p.journal) == 1
+    with pytest.raises(UsageError, match="already connected"), p.edit("fails"):
+        pattern.connect_many([4, 4], [1, 0])
+    assert p.hash() == after
+    assert not pattern.has(4, 1)
+    assert len(p.journal) == 1
     p.undo()
-    assert p.hash() == before and not pattern.has(4, 0)
+    assert p.hash() == before
+    assert not pattern.has(4, 0)
     p.redo()
-    assert p.hash() == after and pattern.has(4, 0)
+    assert p.hash() == after
+    assert pattern.has(4, 0)
+
+
+def test_an_edit_of_a_program_that_fails_reverts_the_pattern() -> None:
+    p = program_of(sliding_window(40, 8, block=8))
+    pattern, before = p.patterns[KEY], p.hash()
+
+    def fails() -> None:
+        with p.edit("fails"):
+            pattern.connect(4, 1)
+            pattern.cut(pattern.edges()[:2])
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        fails()
+    assert p.hash() == before
+    assert not pattern.has(4, 1)
 
 
 def test_an_edit_that_fails_leaves_program_and_pattern() -> None:
     p = program_of(sliding_window(40, 8, block=8))
     pattern, before = p.patterns[KEY], p.hash()
-    with pytest.raises(UsageError, match="already connected"), pattern.edit("twice") as e:
-        e.connect(4, 0)
-        e.connect(4, 0)
-    assert p.hash() == before and len(p.journal) == 0 and not pattern.has(4, 0)
+
+    def twice() -> None:
+        with pattern.edit("twice") as e:
+            e.connect(4, 0)
+            e.connect(4, 0)
+
+    with pytest.raises(UsageError, match="already connected"):
+        twice()
+    assert p.hash() == before
+    assert len(p.journal) == 0
+    assert not pattern.has(4, 0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.booleans()), max_size=12), st.integers(1, 2))
@@ -138,7 +172,8 @@ def test_the_hash_depends_on_the_edges_alone(script: list[tuple[int, int, bool]]
                 with pattern.edit("pin") as e:
                     e.set(edge, pinned=1)
         fresh = PatternDigest(pattern)
-        assert isinstance(held, PatternVariable) and held.digest == fresh.text
+        assert isinstance(held, PatternVariable)
+        assert held.digest == fresh.text
         np.testing.assert_array_equal(held.hashes.rows, fresh.rows)
     other, pairs = Pattern(37, 8, planes, window=12), pattern.pairs()[::-1]
     other.connect_many(pairs[:, 1], pairs[:, 2], pairs[:, 0])
@@ -173,9 +208,9 @@ def test_the_table_is_not_a_weight() -> None:
     with p.edit("no") as e, pytest.raises(UsageError, match="cannot be set"):
         e.set_weight(KEY, np.zeros(40, np.int64))
     with pytest.raises(SpecMismatch, match="does not come from a pattern"), p.edit("addresses from a const") as e:
-        const = e.const("fake", np.zeros(40, np.int64))
-        e.rewire(f"{KEY} -> layers.0.attention", const)
-    assert KEY not in dict(p.named_parameters()) and KEY not in p.constants()
+        e.rewire(f"{KEY} -> layers.0.attention", e.const("fake", np.zeros(40, np.int64)))
+    assert KEY not in dict(p.named_parameters())
+    assert KEY not in p.constants()
     assert all(variable.name != KEY for variable in p.parameters())
 
 
@@ -189,7 +224,8 @@ def test_a_removed_pattern_cannot_be_edited_until_it_is_back() -> None:
         other.connect(4, 0)
     p.redo()
     other.connect(4, 0)
-    assert p.patterns["other"] is other and len(p.journal[-1].edits) == 1
+    assert p.patterns["other"] is other
+    assert len(p.journal[-1].edits) == 1
 
 
 # -- forks, past states, other programs --------------------------------------------------------------------------------
@@ -198,14 +234,18 @@ def test_forks_and_past_states_are_independent() -> None:
     x, pattern = inputs(40), p.patterns[KEY]
     pattern.connect(4, 0)
     twin = p.fork()
-    assert twin.hash() == p.hash() and twin.patterns[KEY] is not pattern
+    assert twin.hash() == p.hash()
+    assert twin.patterns[KEY] is not pattern
     twin.patterns[KEY].connect(4, 1)
-    assert not pattern.has(4, 1) and len(twin.journal) == 1 and len(p.journal) == 1
+    assert not pattern.has(4, 1)
+    assert len(twin.journal) == 1
+    assert len(p.journal) == 1
     close(twin, x)
     close(p, x)
     pattern.connect(3, 0)
     past = p.at(0)
-    assert past.patterns[KEY].has(4, 0) and not past.patterns[KEY].has(3, 0)
+    assert past.patterns[KEY].has(4, 0)
+    assert not past.patterns[KEY].has(3, 0)
     close(past, x)
     with pytest.raises(UsageError, match="past state"):
         past.patterns[KEY].connect(3, 0)
@@ -219,7 +259,8 @@ def test_the_difference_names_edges() -> None:
     pattern.cut(pattern.edge_between(1, 0))
     (found,) = p.diff(before).patterns
     assert (found.key, found.added, found.removed) == (KEY, ((0, 4, 0),), ((0, 1, 0),))
-    assert "4 <- 0" in str(p.diff(before)) and "1 <- 0" in str(p.diff(before))
+    assert "4 <- 0" in str(p.diff(before))
+    assert "1 <- 0" in str(p.diff(before))
     p.undo(2)
     assert p.diff(before).identical
 
@@ -260,8 +301,11 @@ def test_a_saved_program_has_its_patterns_in_a_new_process(tmp_path: Path) -> No
     code = [sys.executable, "-c", READ, str(tmp_path / "saved"), str(tmp_path / "x.npy")]
     made = subprocess.run(code, capture_output=True, text=True, check=True).stdout
     digest, pairs, handles, y, positions = json.loads(made)
-    assert digest == p.hash() and pairs == pattern.pairs().tolist() and handles == [int(e) for e in pattern.edges()]
-    assert bytes.fromhex(y) == p.run(x=x)["y"].tobytes() and positions == pattern.hash(positions=True)
+    assert digest == p.hash()
+    assert pairs == pattern.pairs().tolist()
+    assert handles == [int(e) for e in pattern.edges()]
+    assert bytes.fromhex(y) == p.run(x=x)["y"].tobytes()
+    assert positions == pattern.hash(positions=True)
 
 
 def test_undo_of_a_loaded_program_brings_back_a_removed_pattern(tmp_path: Path) -> None:
@@ -274,7 +318,8 @@ def test_undo_of_a_loaded_program_brings_back_a_removed_pattern(tmp_path: Path) 
         e.remove(node)
     p.save(tmp_path / "saved")
     loaded = gw.program.load(tmp_path / "saved")
-    assert loaded.hash() == p.hash() and list(loaded.patterns) == [KEY]
+    assert loaded.hash() == p.hash()
+    assert list(loaded.patterns) == [KEY]
     loaded.undo()
     assert loaded.hash() == kept
     loaded.undo(2)
@@ -352,6 +397,21 @@ def test_an_edit_waits_for_the_run_and_gives_up() -> None:
         pattern.connect(4, 0)
     leave.set()
     thread.join()
-    assert p.hash() == before and not pattern.has(4, 0)
+    assert p.hash() == before
+    assert not pattern.has(4, 0)
     pattern.connect(4, 0)
     assert len(p.journal) == 1
+
+
+def test_a_run_longer_than_the_pattern_is_refused_and_extend_admits_it() -> None:
+    p = program_of(sliding_window(40, 8, block=8))
+    x = inputs(64)
+    plan = p.compile(x=x.shape)
+    with pytest.raises(PatternShape, match=r"layers\.0\.attention: queries or keys are longer"):
+        plan({"x": x})
+    with pytest.raises(GraphwrightError, match="longer than the pattern"):
+        p.run(x=x)
+    p.patterns[KEY].extend(64)
+    np.testing.assert_allclose(np.asarray(plan({"x": x})["y"]), dense(p, x, p.patterns[KEY].to_dense()), atol=2e-5)
+    assert plan.fresh
+    assert p.journal[-1].why == "extend to 64 x 64 tokens"

@@ -35,8 +35,8 @@ def sparsify(
 ) -> AnyModel:  # fmt: skip
     """Replace dense attention by attention over the edges of a pattern, in one edit; return the model.
 
-    The pattern takes the place of the attention's own window. It belongs to the program from then on: its edits are
-    entries of the journal, and change the next run without a new plan. `program.undo()` brings back the dense attention.
+    The window of the attention no longer counts. The pattern belongs to the program from then on: its edits are
+    entries of the journal, and change the next run without a new plan. `program.undo()` restores the dense attention.
 
     Args:
         model: a model or program.
@@ -60,10 +60,8 @@ def sparsify(
         tables: dict[int, Value] = {}
         for node, own in chosen.items():
             if id(own) not in tables:
-                each = f"{_module(p, node)}.pattern"
-                tables[id(own)] = _table(
-                    e, own, each if isinstance(pattern, Mapping) else name or own.name or "pattern"
-                )
+                path = f"{_module(p, node)}.pattern" if isinstance(pattern, Mapping) else name or own.name or "pattern"
+                tables[id(own)] = _table(e, own, path)
             _replace(e, node, own, tables[id(own)])
     return model
 
@@ -76,10 +74,7 @@ def patterns(model: Model | Program) -> dict[str, Pattern]:
 # -- what is replaced --------------------------------------------------------------------------------------------------
 def _attentions(p: Program, where: str | Selection | Iterable[Ref]) -> list[NodeId]:
     """Return the dense attentions among the nodes that `where` selects, or in the modules that it names."""
-    if isinstance(where, str):
-        found = {*p.select(where), *p.select(f"{where}.**")}
-    else:
-        found = set(p.nodes_of(where))
+    found = {*p.select(where), *p.select(f"{where}.**")} if isinstance(where, str) else set(p.nodes_of(where))
     dense = [n for n in p.order() if n in found and _dense(p, n)]
     if not dense:
         known = ", ".join(p.path(n) for n in p.nodes() if _dense(p, n)) or "a program with dense attention"
@@ -111,16 +106,17 @@ def _made(source: object, tokens: int) -> Pattern:
 
 
 def _own(p: Program, node: NodeId, made: Mapping[str, Pattern]) -> Pattern:
-    """Return the pattern of an attention from those by path. Raises: UsageError if there is none or several."""
+    """Return the pattern of an attention from those by path. Raises: UsageError unless there is exactly one."""
     found = {path: own for path, own in made.items() if p.path(node) == path or p.path(node).startswith(f"{path}.")}
     if len(found) != 1:
-        raise UsageError("an attention needs one pattern", where=p.path(node), expected="its path, or that of its module",
-                         got=", ".join(found) or f"patterns of {', '.join(made)}")  # fmt: skip
+        got = ", ".join(found) or f"patterns of {', '.join(made)}"
+        raise UsageError("an attention needs one pattern", where=p.path(node), got=got,
+                         expected="its path, or that of its module")  # fmt: skip
     return next(iter(found.values()))
 
 
 def _check(p: Program, node: NodeId, pattern: Pattern) -> None:
-    """Raise an error if a pattern cannot take the place of the mask of an attention."""
+    """Raise an error if a pattern cannot replace the mask of an attention."""
     attrs, path = p.attrs(node), p.path(node)
     q, k = (p.spec(v) for v in p.operands(node)[:2])
     heads, groups = q.shape[1], k.shape[1]

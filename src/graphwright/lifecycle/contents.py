@@ -18,6 +18,7 @@ from graphwright.autograd import Variable
 from graphwright.lifecycle.store import Payload
 from graphwright.optim.checkpoint import training_variables
 from graphwright.optim.optimizer import Optimizer
+from graphwright.program.patterns import PatternVariable
 from graphwright.program.weights import digest_of
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class _Weights:
     program: Program
 
     def variables(self) -> dict[str, Variable]:
-        return dict(self.program.weights.items())
+        return {key: v for key, v in self.program.weights.items() if not isinstance(v, PatternVariable)}
 
 
 class Tracker:

@@ -26,9 +26,11 @@ from graphwright.program.errors import ProgramFileError
 from graphwright.program.files import forms
 from graphwright.program.files.load import MAX_NESTING, mapped_array, rebuild
 from graphwright.program.files.save import stacks_body, structure_body, tied_keys, weight_row
+from graphwright.program.patterns import PatternVariable, pattern_form, read_pattern
 from graphwright.safetensors import TensorFile
 
 if TYPE_CHECKING:
+    from graphwright.patterns import Pattern
     from graphwright.program import Program
 
 _FIELDS = ("name", "version", "valid", "graph", "next_seq", "labels", "outputs", "weights", "stacks", "history",
@@ -84,7 +86,7 @@ def structure_of(
             moments[str(i)] = [owner, {label: packer.array(array)[0] for label, array in found.items()}]
     body = {
         **structure_body(p),
-        "weights": {key: {"tied": tied[key]} if key in tied else weight_row(v) for key, v in p.weights.items()},
+        "weights": {key: _row(key, v, tied) for key, v in p.weights.items()},
         "stacks": stacks_body(p),
         "history": history,
         "constraints": p.constraints.to_json(),
@@ -98,6 +100,13 @@ def structure_of(
     entries = [e for e in (*p.history.undoable, *p.history.redoable) if e.undo is not None]
     values = frozenset(weight.digest for weight in Added.by(entries))
     return Structure(structure_key(p, generator), blake2b_128(text.encode()), text, packer.arrays, values)
+
+
+def _row(key: str, variable: Variable, tied: Mapping[str, str]) -> dict[str, Any]:
+    """Return the facts of a weight, or all arrays of an attention pattern: an edit writes the structure anyway."""
+    if isinstance(variable, PatternVariable):
+        return {"pattern": pattern_form(variable.pattern)}
+    return {"tied": tied[key]} if key in tied else weight_row(variable)
 
 
 def _moments(variable: Variable, optimizer: object, held: HeldMoments) -> tuple[str, dict[str, NDArray]]:
@@ -195,6 +204,10 @@ class _Tensors:
     def weight(self, key: str, row: dict[str, Any]) -> NDArray:
         """Return the value of a weight."""
         return self.files.array(self._p, self._weights[key])
+
+    def pattern(self, key: str, form: Mapping[str, Any]) -> Pattern:
+        """Return a stored pattern."""
+        return read_pattern(form)
 
     def undo_array(self, digest: str, reference: str | None) -> NDArray:
         """Return an array that undo data refers to."""

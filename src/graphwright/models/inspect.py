@@ -49,7 +49,7 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class PatternRow:
-    """One attention pattern: key, numbers of queries and keys, block size, planes, edges, readers, share of the pairs."""
+    """One attention pattern: key, queries and keys, block size, planes, edges, readers, share of the pairs."""
 
     key: str
     tokens: tuple[int, int]
@@ -134,7 +134,8 @@ class Inspection(Report):
             shape = f"{row.tokens[0]} x {row.tokens[1]} tokens in blocks of {row.block}"
             planes = f", {row.planes} planes" if row.planes > 1 else ""
             used = f"{row.attentions} attention{'s' * (row.attentions != 1)}"
-            lines.append(f"pattern {row.key}: {shape}{planes}, {row.edges:,} edges, {100 * row.density:.3g} % of the pairs, {used}")
+            share = f"{100 * row.density:.3g} % of the pairs"
+            lines.append(f"pattern {row.key}: {shape}{planes}, {row.edges:,} edges, {share}, {used}")
         for level, name, note, parameters in self.tree(depth):
             share = 100 * parameters / max(self.parameters, 1)
             lines.append(f"{'  ' * level}{name:<{36 - 2 * level}}{note:<22}{parameters:>14,}{share:>7.1f} %")

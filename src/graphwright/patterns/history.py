@@ -13,7 +13,7 @@ from .changes import PatternChange
 
 
 class Owner(Protocol):
-    """What journals the transactions of a pattern in its place, such as a program."""
+    """The object that journals the transactions of a pattern, such as a program."""
 
     def holding(self) -> AbstractContextManager[None]:
         """Return a context that an edit enters before it locks the pattern. Raises: UsageError if it is refused."""

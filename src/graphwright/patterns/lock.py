@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 
 from graphwright.graph import EditBusy
 
@@ -80,3 +80,33 @@ class RunLock:
     def _busy(self, what: str) -> EditBusy:
         return EditBusy(what, expected=f"its end within {self.timeout} s",
                         fix="edit between runs, or set a longer pattern.timeout")  # fmt: skip
+
+
+class OwnedLock:
+    """The lock of a pattern that an owner journals: an edit holds the owner, then the pattern, as runs do.
+
+    Args:
+        holding: function that returns a context that holds the owner.
+        lock: the lock of the pattern.
+    """
+
+    __slots__ = ("_held", "_holding", "_lock")
+
+    def __init__(self, holding: Callable[[], AbstractContextManager[None]], lock: RunLock) -> None:
+        self._holding, self._lock = holding, lock
+        self._held: list[AbstractContextManager[None]] = []
+
+    def __enter__(self) -> None:
+        held = self._holding()
+        held.__enter__()
+        try:
+            self._lock.__enter__()
+        except BaseException:
+            held.__exit__(None, None, None)
+            raise
+        self._held.append(held)  # only the thread that has the lock writes the list
+
+    def __exit__(self, *_: object) -> None:
+        held = self._held.pop()
+        self._lock.__exit__()
+        held.__exit__(None, None, None)

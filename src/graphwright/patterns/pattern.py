@@ -29,7 +29,7 @@ from . import algebra, arrays, content, convert, edits, growth, replay, table
 from .changes import PatternChange
 from .errors import PatternShape
 from .history import Entry, History, Owner
-from .lock import RunLock
+from .lock import OwnedLock, RunLock
 from .pair_index import PairIndex
 from .pool import MaskPool
 from .rules import Frame, Position, Rule, Segments
@@ -92,6 +92,7 @@ class Pattern:
         self._history = History()
         self._open: list[Any] | None = None
         self._lock = RunLock(timeout)
+        self._guard: RunLock | OwnedLock = self._lock
         self._index = PairIndex(self.lookups)
         self._pool = MaskPool(block)
         self.query_nodes: npt.NDArray[np.int32] = np.empty((self.planes, 0), np.int32)
@@ -222,7 +223,7 @@ class Pattern:
 
         Raises: BlockRange, EdgeExists, CausalityViolation, EditBusy; then nothing changes.
         """
-        with self._lock:
+        with self._guard:
             if self._open is not None:
                 return edits.connect(self, query, key, plane)
             with _Transaction(self, "connect"):
@@ -247,7 +248,7 @@ class Pattern:
             with self._transaction("cut"):
                 edits.cut_many(self, edges)
             return
-        with self._lock:
+        with self._guard:
             if self._open is not None:
                 edits.cut(self, cast("EdgeId", edges))
                 return
@@ -266,19 +267,10 @@ class Pattern:
         with self._transaction(why, author, nested=False):
             yield PatternEdit(self)
 
-    def _transaction(self, why: str, author: str | None = None, nested: bool = True) -> AbstractContextManager[None]:
-        """Return a context that notes edits in one entry; a transaction inside another one is a part of it."""
-        noting = self._noting(why, author, nested)
-        return noting if self.owner is None else self._owned(self.owner, noting)
-
     @contextmanager
-    def _owned(self, owner: Owner, noting: AbstractContextManager[None]) -> Generator[None]:
-        with owner.holding(), noting:  # a run holds its program before its patterns, so an edit does too
-            yield
-
-    @contextmanager
-    def _noting(self, why: str, author: str | None, nested: bool) -> Generator[None]:
-        with self._lock:
+    def _transaction(self, why: str, author: str | None = None, nested: bool = True) -> Generator[None]:
+        """Note edits in one entry; a transaction inside another one is a part of it."""
+        with self._guard:
             if self._open is not None:
                 if not nested:
                     raise UsageError("an edit of this pattern is open already", where=self.name or None, got=why,
@@ -301,6 +293,7 @@ class Pattern:
     @owner.setter
     def owner(self, owner: Owner | None) -> None:
         self._history.owner = owner
+        self._guard = self._lock if owner is None else OwnedLock(owner.holding, self._lock)
 
     @property
     def journal(self) -> tuple[Entry, ...]:

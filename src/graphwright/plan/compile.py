@@ -67,7 +67,8 @@ def compile_program(
         outputs: names of the outputs to compute; all by default.
         patch: nodes, values or edges whose value the caller feeds: a run takes an additional input `patch.<path>` for
             each, and nodes needed for the replaced value alone do not run.
-        freeze, rewrites, layout, watch, executor, experts, attention, deterministic, device, remat, poison: see `CompileOptions`.
+        freeze, rewrites, layout, watch, executor, experts, attention, deterministic, device, remat, poison: see
+            `CompileOptions`.
         named: further inputs.
     Raises: UnboundDim if an input has a dimension without a value; UsageError if `outputs` or `patch` is one string;
         the errors of `make_plan`.

@@ -1,8 +1,8 @@
 """Hashes of an attention pattern that follow its edits: the work of an edit does not depend on the number of edges.
 
-An edge has one digest for its blocks, kind and mask, one for its gate and one for its pin. The hash of a pattern is that
-of their sums and of the shape and base rule; a query block has the sum of its own. Handles, positions in lists, scores
-and birth steps are left out, so patterns with equal edges have equal hashes, whatever their history.
+An edge has one digest for its blocks, kind and mask, one for its gate and one for its pin. The hash of a pattern is
+that of their sums and of the shape and base rule; a query block has the sum of its own. Handles, positions in lists,
+scores and birth steps are left out, so patterns with equal edges have equal hashes, whatever their history.
 """
 
 from __future__ import annotations
@@ -49,7 +49,16 @@ class PatternDigest:
         """The hash of the pattern: sha256 of shape, base rule, segments and sums, in hexadecimal digits."""
         p = self._pattern
         base, frame = p.base, p.frame
-        facts = (frame.queries, frame.keys, frame.block, frame.q_start, p.planes, base.causal, base.window, base.symmetric)
+        facts = (
+            frame.queries,
+            frame.keys,
+            frame.block,
+            frame.q_start,
+            p.planes,
+            base.causal,
+            base.window,
+            base.symmetric,
+        )
         state = sha256(repr(facts).encode() + self._sums.tobytes())
         if base.segments is not None:
             state.update(base.segments.q.tobytes() + base.segments.k.tobytes())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 from weakref import ref as weak
 from zlib import compress, decompressobj
-from zlib import error as ZlibError  # noqa: N812
+from zlib import error as ZlibError
 
 import numpy as np
 

@@ -70,7 +70,9 @@ class FingerprintWatch:
         array, seen = self.program.weights.array, changes.count
         writers = Writers(a.storage for _, a, _ in weights)
         runs = writers.runs
-        if version != self.program.plan_version or any(array(k) is not a or a.storage.version != v for k, a, v in weights):
+        if version != self.program.plan_version or any(
+            array(k) is not a or a.storage.version != v for k, a, v in weights
+        ):
             return False
         self._writers, self._seen = writers, (seen, runs)
         return True

@@ -135,7 +135,7 @@ def derive_paged(p: Program, blocks: int, block: int, last_only: bool, kind: DTy
         if traits(p.op(node)).routed_heads:
             return _routed(new, path, attrs, operands, cached, table)
         if traits(p.op(node)).table is not None:
-            raise UsageError("attention over a pattern has no paged cache yet", where=path,
+            raise UsageError("attention over a pattern cannot run over a paged cache", where=path,
                              fix='model.new_cache(tokens, kind="static")')  # fmt: skip
         extra = {"scale": attrs["scale"], "window": attrs["window"]}
         return Value(add_op(new, "sdpa_paged", [operands[0], *cached, *table], extra, path))

@@ -49,7 +49,9 @@ def hide_keys(
     seen = add("cast", [mask], "seen", dtype=float32)
     bias = add("mul", [add("sub", [seen, add("full_like", [seen], "ones", value=1.0)], "hidden"),
                        add("full_like", [seen], "large", value=-low)], "bias")  # fmt: skip
-    bias = add("unsqueeze", [bias if kind is float32 else add("cast", [bias], "rounded", dtype=kind)], "rows", axes=(1, 3))
+    bias = add(
+        "unsqueeze", [bias if kind is float32 else add("cast", [bias], "rounded", dtype=kind)], "rows", axes=(1, 3)
+    )
     first = add("slice", [k], "first", axis=3, start=0, size=1)
     column = add("add", [add("full_like", [first], "zeros", value=0.0), bias], "column")
     one = add("full_like", [add("slice", [q], "entry", axis=3, start=0, size=1)], "one", value=1.0)

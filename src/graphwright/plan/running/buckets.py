@@ -69,7 +69,9 @@ class PaddingBuckets:
 
     def current(self) -> PaddingBuckets:
         """Return self, or new buckets if the program was edited since. Raises: the errors of the constructor."""
-        return self if self._version == self.program.plan_version else PaddingBuckets(self.program, self.sizes, self.mask)
+        return (
+            self if self._version == self.program.plan_version else PaddingBuckets(self.program, self.sizes, self.mask)
+        )
 
     def checked(self, feeds: Mapping[str, Any]) -> tuple[dict[str, NDArray], dict[str, int]]:
         """Return the feeds as arrays, including the mask, and the value of each named size. Raises: FeedError."""

@@ -14,6 +14,7 @@ from graphwright.array import CPU, NDArray, backend, changes
 from graphwright.autograd import Tensor, Variable
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.ops.call import kernel_error
+from graphwright.patterns import PatternShape
 from graphwright.plan.errors import DeviceFailed, PlanReplaced, StepTorn, checked_index
 from graphwright.plan.running.kernels import BoundKernels
 from graphwright.plan.running.memory import BorrowedStorage, Given, as_array, differences, fill
@@ -271,9 +272,17 @@ class Executable:
             self._hold_patterns()
 
     def _hold_patterns(self) -> None:
-        """Hold the patterns that the plan reads, so that edits wait. Raises: EditBusy, with nothing held."""
+        """Hold the patterns that the plan reads. Raises: EditBusy, PatternShape; then nothing is held."""
         try:
             self._held.enter_context(reading(self.kernels.patterns))
+            for path, pattern, queries, keys in self.kernels.pattern_lengths:
+                if queries > pattern.tokens[0] or keys > pattern.tokens[1]:
+                    error = PatternShape(
+                        "queries or keys are longer than the pattern", expected=f"at most {pattern}",
+                        got=f"{queries} x {keys} tokens", fix=f"pattern.extend({max(queries, keys)})",
+                    )  # fmt: skip
+                    error.where = path
+                    raise error
         except BaseException:
             self._end()
             raise

@@ -17,7 +17,7 @@ from graphwright.array.vm.encode.operands import View, copy_row
 from graphwright.array.vm.encode.share import Cut, cut
 from graphwright.autograd import Variable, changes
 from graphwright.errors import ComputeError
-from graphwright.ops import expansion, get
+from graphwright.ops import expansion, get, traits
 from graphwright.plan.errors import DeviceFailed, PlanOutOfMemory, StalePlan
 from graphwright.plan.options import VM
 from graphwright.plan.planning.native import loops
@@ -132,6 +132,20 @@ def _encode(instr: Instr, at: ViewOf) -> Cut:
     return cut(rows)
 
 
+def _pattern_lengths(plan: Plan, variables: Mapping[str, Variable]) -> list[tuple[str, Pattern, int, int]]:
+    """Return (path of the node, its pattern, queries, keys) of the attentions that begin at a pattern's first query."""
+    tables, found = plan.buffer_layout.tables, list[tuple[str, Any, int, int]]()
+    for instr in plan.instrs:
+        at = traits(instr.op).table
+        if at is None or "q_start" in instr.attrs["optional"]:
+            continue
+        variable = variables.get(tables.buffers[tables.holders[instr.ins[at]]][2])
+        if isinstance(variable, PatternVariable):
+            queries, keys = (tables.slots[s].layout.shape[2] for s in instr.ins[:2])
+            found.append((plan.path(instr.node), variable.pattern, queries, keys))
+    return found
+
+
 class BoundKernels:
     """The memory of a plan and the calls bound to it.
 
@@ -160,6 +174,7 @@ class BoundKernels:
         overridden: False to ignore `plan.override`.
         override: the override that is bound, or None.
         patterns: the attention patterns that the plan reads; a run holds them, so that edits wait.
+        pattern_lengths: (path, pattern, queries, keys) of each attention that begins at the first query of a pattern.
     """
 
     def __init__(
@@ -218,6 +233,7 @@ class BoundKernels:
         self.variables = {key: own.get(key, layout.variables[key]) for key in keys}
         found = (v.pattern for v in self.variables.values() if isinstance(v, PatternVariable))
         self.patterns: tuple[Pattern, ...] = tuple({id(pattern): pattern for pattern in found}.values())
+        self.pattern_lengths = _pattern_lengths(plan, self.variables) if self.patterns else []
         self._homes = {tables.buffers[b][2]: CPU for b in tables.on_host}
 
     def adopt(self, plan: Plan) -> None:

@@ -154,9 +154,10 @@ class History:
             before, record = p.state_hash(), edit.to_json(p)  # the variable still has the digest before the change
             variable.follow(change)
             undo = Undo((edit,), (edit.invert(p),), {}, (p.valid, p.valid))
+            named = author if author in AUTHORS else "pass" if author else "human"
             entry = p.journal.append(
-                why, author if author in AUTHORS else "pass" if author else "human", line=caller(), base_version=p.version, edits=[record], before=before, after=p.state_hash(),
-                undo=undo,
+                why, named, line=caller(), base_version=p.version, edits=[record], before=before,
+                after=p.state_hash(), undo=undo,
             )  # fmt: skip
             self._committed(entry, undo)
             self.spill.entered(undo)

@@ -55,8 +55,8 @@ class TensorSource(Protocol):
         """Return the value of a weight, given its facts. Raises: ProgramFileError."""
         ...
 
-    def pattern(self, key: str, digests: Mapping[str, Any]) -> Pattern:
-        """Return a stored pattern, given the digests of its arrays by name. Raises: ProgramFileError."""
+    def pattern(self, key: str, form: Mapping[str, Any]) -> Pattern:
+        """Return a stored pattern from its row: the digests of its arrays, or its arrays. Raises: ProgramFileError."""
         ...
 
     def undo_array(self, digest: str, reference: str | None) -> NDArray:
@@ -127,13 +127,13 @@ class TensorFiles:
         self._homes[digest] = (self.weights, key)
         return self._array(self.weights, key, digest, reference)
 
-    def pattern(self, key: str, digests: Mapping[str, Any]) -> Pattern:
+    def pattern(self, key: str, form: Mapping[str, Any]) -> Pattern:
         """Return a stored pattern, given the digests of its arrays by name; all its bytes are read and checked."""
         at = f"weights.{key}"
         if self.patterns is None:
             raise ProgramFileError("the file with the patterns is missing", where=at, fix=forms.RESTORE)
         arrays: dict[str, np.ndarray] = {}
-        for name, digest in forms.table(digests, None, at).items():
+        for name, digest in forms.table(form, None, at).items():
             info = self.patterns.info(f"{key}/{name}")
             content = bytearray(self.patterns.bytes(info.key))
             arrays[name] = np.frombuffer(content, PATTERN_DTYPES[info.tag]).reshape(info.shape)

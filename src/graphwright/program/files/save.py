@@ -69,7 +69,9 @@ def save(
         digests: dict[str, str] = {}
         tied = tied_keys(p)
         held = p.patterns
-        items = [_tensor(key, p.weights.array(key), digests) for key in p.weights if key not in tied and key not in held]
+        items = [
+            _tensor(key, p.weights.array(key), digests) for key in p.weights if key not in tied and key not in held
+        ]
         write_checkpoint(folder, items, max_shard_size, stem="weights")
         rows = {key: {"tied": tied[key]} for key in tied}
         rows |= {key: {"pattern": digests_of} for key, digests_of in _write_patterns(folder, held).items()}
