@@ -176,6 +176,7 @@ def house() -> str:
     roles = {
         **{"cli": "commands", "testing": "proofs, planted bugs", "surgery": "diagnose, prune, factor"},
         **{"structure": "gates, search", "experts": "routers, mixtures", "lifecycle": "lives, own prefixes"},
+        **{"attention": "edges: mass, prune, grow"},
         **{"models": "open, generate, export", "evolve": "NEAT, layers"},
         **{
             "nn": "modules",

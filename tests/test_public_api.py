@@ -33,6 +33,7 @@ MODULES = (
     "evolve.mutations",
     "evolve.pictures",
     "evolve.tasks",
+    "attention",
     "experts",
     "files",
     "graph",

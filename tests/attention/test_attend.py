@@ -106,8 +106,8 @@ def test_operands_that_do_not_fit_are_refused_before_any_work() -> None:
     rng = np.random.default_rng(0)
     pattern = sliding_window(16, window=5, block=4, planes=2)
     q, k, v = (gw.tensor(x) for x in drawn(rng, 1, 4, 2, (16, 16), 4, 4))
+    long = [gw.tensor(x) for x in drawn(rng, 1, 2, 2, (17, 17), 4, 4)]
     with pytest.raises(PatternShape, match=r"extend"):
-        long = [gw.tensor(x) for x in drawn(rng, 1, 2, 2, (17, 17), 4, 4)]
         attend(*long, pattern)
     with pytest.raises(PatternShape, match="lengths"):  # is the last query at the last key, or at key 3?
         attend(q[:, :, :4], k, v, pattern)

@@ -10,7 +10,6 @@ from dense_attention import dense, pattern_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-import graphwright as gw
 from graphwright import attention as at
 from graphwright.errors import ShapeError, UsageError
 from graphwright.patterns import BlockRange, EdgeExists, Pattern, causal_full, sliding_window
@@ -50,7 +49,7 @@ def test_gradients_are_those_of_a_gate_at_zero(seed: int, planes: int, window: A
 
 
 def planted(rng: np.random.Generator, offset: int, batch: int = 128, tokens: int = 64) -> tuple[list[Any], Any]:
-    """Operands, and a function from the result to its gradient: the result should be the value `offset` tokens before."""
+    """Operands, and a function from the result to its gradient; the target is the value `offset` tokens before."""
     q, k, v = (rng.normal(size=(batch, 1, tokens, 16)).astype("f4") for _ in range(3))
     wanted = np.zeros_like(v)
     wanted[:, :, offset:] = v[:, :, :-offset]

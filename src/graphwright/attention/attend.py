@@ -135,12 +135,20 @@ def check_gates(pattern: Pattern, gates: Tensor, where: str) -> None:
     if not np.isfinite(values).all():
         raise UsageError("a gate is not finite", expected="finite numbers", got=values[~np.isfinite(values)][0])
     if where == "exp" and (values < 0).any():
-        raise GateNotAllowed("negative")
+        raise GateNotAllowed(value=float(values.min()))
 
 
 def attended(setup: Setup, q: Tensor, k: Tensor, v: Tensor, gates: Tensor | None) -> tuple[Tensor, Tensor]:
     """Run attention eagerly; return its result and the log-sum-exp of each query [N, H, Tq], which has no gradient."""
     return _Attend.apply(setup, q, k, v, *setup.extra(gates))
+
+
+def check_version(pattern: Pattern, version: int, op: str) -> None:
+    """Raise ModifiedSinceForward if a pattern was edited after the forward pass of `op`, at its version then."""
+    if pattern.version != version:
+        raise ModifiedSinceForward("the pattern was edited after the forward pass, so its gradient is not known", op=op,
+                                   value="pattern", where=pattern.name or None, expected=f"version {version}",
+                                   got=f"version {pattern.version}", fix="call backward() before the edit")  # fmt: skip
 
 
 class _Attend(Function):
@@ -161,10 +169,6 @@ class _Attend(Function):
         setup, (q, k, v, *rest) = ctx.setup, ctx.saved
         slope = g[0]
         with setup.pattern.reading():
-            if setup.pattern.version != ctx.version:
-                raise ModifiedSinceForward("the pattern was edited after the forward pass, so its gradient is not known",
-                                           op="attend", value="pattern", where=setup.pattern.name or None,
-                                           expected=f"version {ctx.version}", got=f"version {setup.pattern.version}",
-                                           fix="call backward() before the edit")  # fmt: skip
+            check_version(setup.pattern, ctx.version, "attend")
             found = call("block_sdpa_backward", q, k, v, setup.table, *rest, slope, **setup.attrs)
         return None, *found

@@ -1,7 +1,7 @@
 """How far the outputs of attention move when edges are cut: exactly, before the cut.
 
-Removing a set R of keys with softmax mass μ from a row changes the output o to o' with o' - o = μ(o' - o_R), where o_R is
-the average of v over R with its own weights; hence ‖o' - o‖ <= μ·diam{v} <= 2μ·max‖v‖.
+Removing a set R of keys with softmax mass μ from a row changes the output o to o' with o' - o = μ(o' - o_R), where o_R
+is the average of v over R with its own weights; hence ‖o' - o‖ <= μ·diam{v} <= 2μ·max‖v‖.
 """
 
 from __future__ import annotations

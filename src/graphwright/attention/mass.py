@@ -99,7 +99,7 @@ def collect(
     if not nodes:
         raise UsageError("the program has no attention over a pattern", where=p.name,
                          fix='attention.sparsify(model, "layers.*.attn", pattern)')  # fmt: skip
-    runs = [inputs] if isinstance(inputs, Mapping) else inputs
+    runs: Any = [inputs] if isinstance(inputs, Mapping) else inputs
     for feeds in runs:
         _collect(p, nodes, feeds, reduce)
     return p.patterns

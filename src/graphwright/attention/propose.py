@@ -1,7 +1,7 @@
 """Absent edges ranked by how much the loss would fall: the exact gradient of their gate at 0, without inserting any.
 
-dL/dg of an absent edge is Σ over its pairs of e^(s - LSE)·(dO·v - dO·o): it needs only q, k, v, the forward's results and
-the gradient dO of the output, and costs O(candidates · block² · d).
+dL/dg of an absent edge is Σ over its pairs of e^(s - LSE)·(dO·v - dO·o): it needs only q, k, v, the forward's results
+and the gradient dO of the output, and costs O(candidates · block² · d).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from graphwright.errors import ShapeError, UsageError
 from graphwright.graph import EdgeArray
 from graphwright.ops import call
 from graphwright.patterns import BlockRange, Pattern, masks
-from graphwright.patterns.rules import Position
+from graphwright.patterns import table as words
+from graphwright.patterns.rules import Pairs, Position
 from graphwright.report import Report
 from graphwright.settings import AtLeastOne, Number, Positive
 
@@ -50,7 +51,7 @@ class Candidates(Report):
 
         Raises: EdgeExists if one was connected meanwhile; then nothing changes.
         """
-        with pattern._transaction(f"connect {len(self)} proposed edges", "gate"):
+        with pattern.transaction(f"connect {len(self)} proposed edges", "gate"):
             plane, query, key = self.pairs.T
             return pattern.connect_many(query, key, plane)
 
@@ -101,11 +102,30 @@ def ranked(
         pairs = _absent(pattern, candidates)
         if banned is not None and len(banned):
             pairs = pairs[~np.isin(_keys(pattern, pairs), _keys(pattern, banned))]
-        table, extra = setup.table, setup.extra(gates)
-        found = call("block_gate_gradient", *operands, from_numpy(pairs), table, *extra, **setup.attrs)
-    slopes = found.numpy("float64")
+        slopes = np.empty(len(pairs))
+        ruled, table = _ruled(pattern, pairs), pattern.table
+        for chosen, numbers in ((ruled, table), (~ruled, _causal(table))):
+            if chosen.any():
+                given = (*operands, from_numpy(pairs[chosen]), as_tensor(numbers))
+                found = call("block_gate_gradient", *given, *setup.extra(gates), **setup.attrs)
+                slopes[chosen] = found.numpy("float64")
     first = np.lexsort((*pairs.T[::-1], slopes))[:n]
     return Candidates(pairs[first], slopes[first], len(pairs))
+
+
+def _ruled(pattern: Pattern, pairs: Array) -> npt.NDArray[np.bool_]:
+    """Return in which pairs of blocks the base rule allows a pair of tokens; elsewhere an edge has all causal ones."""
+    q, k = pairs[:, 1].astype(np.int64), pairs[:, 2].astype(np.int64)
+    there = masks.of_rule(pattern.base, pattern.base, pattern.frame, Pairs(q, k))
+    width = pattern.blocks[1]
+    return np.isin(q * width + k, there.q * width + there.k)
+
+
+def _causal(table: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the words of the same pattern without window and segments, whose rule is causality alone."""
+    found = table.copy()
+    found[[words.WINDOW, words.SYMMETRIC, words.SEG_Q, words.SEG_K]] = 0
+    return found
 
 
 def _keys(pattern: Pattern, pairs: Array) -> npt.NDArray[np.int64]:
@@ -115,7 +135,7 @@ def _keys(pattern: Pattern, pairs: Array) -> npt.NDArray[np.int64]:
 
 
 def _absent(pattern: Pattern, candidates: Any) -> npt.NDArray[np.int32]:
-    """Return the candidates that are not connected, sorted, int32 [m, 3]. Raises: BlockRange, ShapeError, UsageError."""
+    """Return the unconnected candidates, sorted, int32 [m, 3]. Raises: BlockRange, ShapeError, UsageError."""
     (rows, columns), planes = pattern.blocks, pattern.planes
     if isinstance(candidates, str):
         if candidates not in ("all", "window"):

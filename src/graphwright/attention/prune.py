@@ -67,15 +67,15 @@ def prune(
         raise UsageError(
             "one of `mass` and `target_density` is needed", got=f"mass={mass}, target_density={target_density}"
         )
-    with pattern._transaction("prune", author):
+    with pattern.transaction("prune", author):
         edges, pairs = pattern.edges(), pattern.pairs()
         weights, row = normalised(pattern, pairs)
         ranked = weights / np.maximum(_largest(weights, row), _TINY)[row] if relative == "row" else weights
         free = prunable(pattern, pairs, weights, row, keep_min=keep_min, keep_own=keep_own)
-        if target_density is None:
-            cut = free & (ranked < mass)
-        else:
+        if target_density is not None:
             cut = _lightest(pattern, ranked, free, target_density)
+        else:
+            cut = free & (ranked < (mass or 0.0))
         pattern.cut(EdgeArray(np.asarray(edges)[cut]))
         left = len(pattern)
     lost = np.bincount(row[cut], weights[cut]).max(initial=0.0)
@@ -93,8 +93,9 @@ def normalised(pattern: Pattern, pairs: Array) -> tuple[npt.NDArray[np.float64],
     """
     score = np.asarray(pattern.edges["score"]).astype(np.float64)
     if len(score) and not score.any():
+        fix = 'attend(..., collect="mass") on a few batches first'
         raise UsageError("no edge has a mass, so none can be called light", where=pattern.name or None,
-                         expected="edges with a `score`", fix='attend(..., collect="mass") on a few batches first')  # fmt: skip
+                         expected="edges with a `score`", fix=fix)  # fmt: skip
     row = pairs[:, 0].astype(np.int64) * pattern.blocks[0] + pairs[:, 1]
     sums = np.bincount(row, score, minlength=1)
     return score / np.where(sums > 0, sums, np.nan)[row], row
@@ -112,9 +113,9 @@ def prunable(
     """Return which edges may be cut: not pinned, not among the heaviest `keep_min` of their row, with a mass."""
     order = np.lexsort((pairs[:, 2], -weights, row))
     starts = np.r_[True, row[order][1:] != row[order][:-1]] if len(row) else np.zeros(0, bool)
-    place = np.empty(len(row), np.int64)
-    place[order] = np.arange(len(row)) - np.maximum.accumulate(np.where(starts, np.arange(len(row)), 0))
-    free = (place >= keep_min) & (np.asarray(pattern.edges["pinned"]) == 0) & ~np.isnan(weights)
+    rank = np.empty(len(row), np.int64)
+    rank[order] = np.arange(len(row)) - np.maximum.accumulate(np.where(starts, np.arange(len(row)), 0))
+    free = (rank >= keep_min) & (np.asarray(pattern.edges["pinned"]) == 0) & ~np.isnan(weights)
     return free & ~own_blocks(pattern, pairs) if keep_own else free
 
 

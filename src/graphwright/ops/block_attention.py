@@ -228,8 +228,8 @@ class BlockGateGradient(_Measure):
     """Gradients [n] of the gates of absent edges at 0: Σ e^(s - lse) (g·v - Σ g·out) over the pairs of each edge.
 
     Operands: q, k, v, the results out and lse of `block_sdpa`, the gradient of out, `pairs` int32 [n, 3] (plane, query
-    block, key block), the table. An edge would have the pairs that the pattern's rule allows or, if there are none, all
-    that causality allows; batch elements and the heads of the plane are summed. The exponent is at most 60.
+    block, key block), the table. An edge would have the pairs that the pattern's rule allows; batch elements and the
+    heads of the plane are summed. The exponent is at most 60.
     """
 
     arity, attrs, vm = (8, 9), _ATTRS, forms.BLOCK_GATE_GRADIENT

@@ -187,6 +187,7 @@ def copy(self: Pattern) -> Pattern:
             self.tokens, self.block, self.planes, self.causal, self.q_start, self.base.window, self.base.symmetric,
             self.base.segments, name=self.name, timeout=self.timeout, debug_counters=self.lookups is not None,
         )  # fmt: skip
+        twin.cooling = dict(self.cooling)
         twin.rule, twin.version, twin.steps, twin.gates = self.rule, self.version, self.steps, self.gates
         twin.query_nodes, twin.key_nodes = self.query_nodes.copy(), self.key_nodes.copy()
         twin._pool = self._pool.copy()

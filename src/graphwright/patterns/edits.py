@@ -154,6 +154,12 @@ def count(self: Pattern) -> None:
     words[_EDGES], words[_EDGE_SLOTS] = edges.live, edges.size
 
 
+def count_gates(self: Pattern) -> None:
+    """Write the size that the vector of gates has at least: one more than the last slot that an edge refers to."""
+    slots = self._columns["gate"][self.edges().index]
+    self.gates = int(slots.max(initial=-1)) + 1
+
+
 # -- many -------------------------------------------------------------------------------------------------------------
 def connect_many(self: Pattern, query: Any, key: Any, plane: Any) -> EdgeArray:
     """Add edges; see `Pattern.connect_many`."""
@@ -252,6 +258,8 @@ def write(self: Pattern, which: Any, columns: Mapping[str, Any]) -> None:
             "op": np.full(len(slots), WRITE, np.uint8), "source": self._source[slots], "target": self._target[slots],
             "column": np.full(len(slots), list(SCALARS).index(name), np.uint8), "old": old, "new": values,
         })  # fmt: skip
+    if "gate" in rows:
+        count_gates(self)
 
 
 def put_masks(self: Pattern, slots: Array, kind: Array, bits: Array) -> None:

@@ -55,10 +55,11 @@ class HeadMismatch(ShapeError):
 
 
 class GateNotAllowed(UsageError):
-    """A gate of this kind cannot multiply exponentials, because it may be negative."""
+    """A gate cannot multiply exponentials, because it is negative or, for a gate of this `kind`, may be."""
 
-    def __init__(self, kind: str) -> None:
-        super().__init__("a signed gate cannot be inside the softmax", got=f"gates of kind {kind!r}",
+    def __init__(self, kind: str = "", *, value: float | None = None) -> None:
+        got = f"gates of kind {kind!r}" if value is None else f"a gate of {value:g}"
+        super().__init__("a signed gate cannot be inside the softmax", got=got,
                          expected="gates >= 0", fix='where="weight"')  # fmt: skip
         self.kind = kind
 

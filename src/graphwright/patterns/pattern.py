@@ -86,6 +86,8 @@ class Pattern:
         self.version, self._gates = 0, 0
         self.steps = 0
         """Number of steps that the pattern has taken; `birth` of an edge is their number when it was connected."""
+        self.cooling: dict[tuple[int, int, int], int] = {}
+        """Pairs (plane, query block, key block) that a step cut lately -> number of the step."""
         self.lookups: list[int] | None = [0] if debug_counters else None
         self.table: npt.NDArray[np.int64] = np.zeros(table.WORDS, np.int64)
         self._words = cells_of(self.table)
@@ -260,11 +262,15 @@ class Pattern:
 
         Raises: EditBusy if a run reads the pattern for longer than `timeout`; UsageError inside another edit.
         """
-        return self._edit(why, author)
+        return self._edit(why, author, nested=False)
+
+    def transaction(self, why: str, author: str | None = None) -> AbstractContextManager[PatternEdit]:
+        """Return a context like `edit`, whose edits belong to the open edit if there is one."""
+        return self._edit(why, author, nested=True)
 
     @contextmanager
-    def _edit(self, why: str, author: str | None) -> Generator[PatternEdit]:
-        with self._transaction(why, author, nested=False):
+    def _edit(self, why: str, author: str | None, nested: bool) -> Generator[PatternEdit]:
+        with self._transaction(why, author, nested):
             yield PatternEdit(self)
 
     @contextmanager
@@ -334,6 +340,21 @@ class Pattern:
     def prune(self):
         """Cut the edges that carry the least attention; see `graphwright.attention.prune`."""
         return _attention("prune")
+
+    @late
+    def step(self):
+        """Cut the lightest edges and add the most useful absent ones; see `graphwright.attention.step`."""
+        return _attention("step")
+
+    @late
+    def gate(self):
+        """Put trained gates on edges, in the program that owns the pattern; see `graphwright.attention.gate`."""
+        return _attention("gate")
+
+    @late
+    def reach(self):
+        """Return which tokens influence which through layers of this pattern; see `graphwright.attention.reach`."""
+        return _attention("reach")
 
     @late
     def propose(self):

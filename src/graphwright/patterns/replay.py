@@ -56,6 +56,9 @@ def perform(self: Pattern, change: PatternChange) -> None:
         growth.resize(self, after, None)
     if change.lists is not None:
         self.graph.restore_lists(change.lists[1])
+    written = (op == WRITE) & (change.rows["column"] == _GATE)
+    if written.any() or (change.rows["gate"] >= 0).any():
+        edits.count_gates(self)
 
 
 _SINGLE = ("op", "source", "target", "generation", "outgoing", "incoming", "kind", "new_mask", *SCALARS)
@@ -159,4 +162,5 @@ def _slots(self: Pattern, rows: dict[str, Array]) -> Array:
     return slots
 
 
+_GATE = list(SCALARS).index("gate")
 _PERFORM = {ADD: _add_rows, CUT: _cut_rows, WRITE: _write_rows}

@@ -2,7 +2,9 @@
 
 A gate has a span of the logits, and sites: the nodes that multiply by the gate. An edge gate has one site, a unit gate
 one per sum over its axis, a layer gate one per branch. Before a softmax the site is an addition, scores + ln g, which
-multiplies a unit's weight by g before normalization. The node of its first site is the handle of a gate.
+multiplies a unit's weight by g before normalization. A gate on the edges of an attention pattern has as sites the
+attentions that read the pattern; its elements are slots, which the pattern's edges refer to, and some may be free. The
+node of its first site is the handle of a gate.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from graphwright.program.op_graph import Value
 if TYPE_CHECKING:
     from graphwright.autograd import Tensor
     from graphwright.graph import EdgeId
+    from graphwright.patterns import Pattern
     from graphwright.program.axes.axes import AxisGroup
+    from graphwright.program.op_graph import OpGraph
     from graphwright.program.program import Program
 
 NODE = "gates"
@@ -72,13 +76,13 @@ class Gate:
 
     Attributes:
         handle: the node of the first site.
-        sites: the nodes that multiply a value by the gate, or add the logarithm of the gate.
+        sites: the nodes that multiply a value by the gate, or add the logarithm of the gate, or the attentions.
         port: the number of the result of the node `gates` that has the gate's values.
         offset, length: the span of the gate's logits in the vector of all logits.
         kind: "scale", "sigmoid", "ste", "bernoulli", "concrete", "concrete_st", "hard_concrete" or "choice".
         group: name of the group of gates that share a temperature.
-        owner: what is gated: `source -> junction`, the name of an axis, or the path of a node.
-        over: kind of `owner`: `edges`, `units`, `nodes`, `layers` or `choice`.
+        owner: what is gated: `source -> junction`, the name of an axis, the path of a node, or the key of a pattern.
+        over: kind of `owner`: `edges`, `units`, `nodes`, `layers`, `choice` or `pattern`.
         rows: the gate's rows of the table, int64 [length, 7], with the columns `array.formulas.gates.COLUMNS`.
     """
 
@@ -110,7 +114,7 @@ class Gate:
 
     @property
     def states(self) -> tuple[str, ...]:
-        """The state of each element: `soft`, `open`, `closed` or `frozen`."""
+        """The state of each element: `soft`, `open`, `closed` or `frozen`, or `free` for an unused one of a pattern."""
         return tuple(STATES[i] for i in self.rows[:, STATE])
 
     @property
@@ -139,7 +143,7 @@ class Gates(Mapping[NodeId, Gate]):
             readers.setdefault(p.edge_value(edge).port, []).append(p.graph.target(edge))
         for port, length in enumerate(p.attrs(node)["sizes"]):
             rows = table[offset : offset + length]
-            if length and rows[0, STATE] != FREE:
+            if in_use(rows):
                 kind, group = KINDS[rows[0, KIND]], groups[rows[0, GROUP]]
                 if sites := tuple(site for reader in readers.get(port, ()) for site in _sites(p, reader)):
                     over, owner = _owner(p, sites, kind, length)
@@ -175,7 +179,9 @@ class Gates(Mapping[NodeId, Gate]):
         """Map each element's name to (gate, index in the gate); repeated names get the suffixes ` #2`, ` #3`, ..."""
         if self._named is None:
             self._named, last = {}, dict[str, int]()  # the last number: a hub may have many edges of one name
-            for found, (i, name) in ((gate, element) for gate in self.values() for element in enumerate(gate.names())):
+            used = ((gate, i, name) for gate in self.values() for i, name in enumerate(gate.names())
+                    if gate.rows[i, STATE] != FREE)  # fmt: skip
+            for found, i, name in used:
                 n, unique = last.get(name, 1), name
                 while unique in self._named:
                     n, unique = n + 1, f"{name} #{n + 1}"
@@ -226,9 +232,27 @@ def _sites(p: Program, reader: NodeId) -> Iterator[NodeId]:
             yield from _sites(p, after)
 
 
+def in_use(rows: np.ndarray) -> bool:
+    """Return True if one of the rows of a gate is not free."""
+    return bool((rows[:, STATE] != FREE).any())
+
+
 def _may_be_site(p: Program, node: NodeId) -> bool:
-    """Return True if the node is a multiplication or an addition; no other node can be the site of a gate."""
-    return traits(p.op(node)).multiplies or traits(p.op(node)).sums
+    """Return True for a multiplication, an addition and an attention with gates, which alone can be sites of a gate."""
+    row = traits(p.op(node))
+    return row.multiplies or row.sums or gates_edges(p, node)
+
+
+def gates_edges(p: OpGraph, node: NodeId) -> bool:
+    """Return True if the node is an attention over a pattern whose edges have gates."""
+    row = traits(p.op(node))
+    return row.attention and row.table is not None and "gates" in p.attrs(node)["optional"]
+
+
+def gated_operand(p: OpGraph, site: NodeId) -> int:
+    """Return the index of the operand of a site that is the gate, or its logarithm."""
+    table = traits(p.op(site)).table
+    return 1 if table is None else table + 1 + p.attrs(site)["optional"].index("gates")
 
 
 def _passes(p: Program, node: NodeId) -> bool:
@@ -238,10 +262,10 @@ def _passes(p: Program, node: NodeId) -> bool:
 
 
 def of_site(p: Program, site: NodeId) -> Value | None:
-    """Return the gate values by which the node `site` multiplies (or whose ln it adds); None if it is not a site."""
+    """Return the gate values that `site` multiplies by, adds the ln of, or has as gates of edges; None if no site."""
     if not _may_be_site(p, site):
         return None
-    value = p.operands(site)[1]
+    value = p.operands(site)[gated_operand(p, site)]
     while p.op(value.node) not in KINDS_OF_NODES and _passes(p, value.node):
         value = p.operands(value.node)[0]
     return value if traits(p.op(value.node)).gates else None
@@ -249,7 +273,7 @@ def of_site(p: Program, site: NodeId) -> Value | None:
 
 def between(p: Program, site: NodeId) -> list[NodeId]:
     """Return the nodes between the node `gates` and a site, last node first; no other site uses them."""
-    found, value = [], p.operands(site)[1]
+    found, value = [], p.operands(site)[gated_operand(p, site)]
     while not traits(p.op(value.node)).gates:
         found.append(value.node)
         value = p.operands(value.node)[0]
@@ -274,6 +298,8 @@ def junction_edge(p: Program, site: NodeId) -> EdgeId | None:
 def _owner(p: Program, sites: tuple[NodeId, ...], kind: str, length: int) -> tuple[str, str]:
     """Return the attributes `over` and `owner` of a `Gate` with these sites, kind and number of elements."""
     site = sites[0]
+    if (table := traits(p.op(site)).table) is not None:
+        return "pattern", p.key(p.operands(site)[table].node)
     plain = p.path(site).removesuffix(".gate")
     if GATE_KINDS[kind].one_of:
         return "choice", p.path(p.graph.target(p.out_edges(site)[0])) if p.out_edges(site) else plain
@@ -283,6 +309,25 @@ def _owner(p: Program, sites: tuple[NodeId, ...], kind: str, length: int) -> tup
     if len(sites) == 1 and edge is not None:
         return "edges", f"{p.path(p.operands(site)[0])} -> {p.path(p.graph.target(edge))}"
     return "nodes" if len(sites) == 1 else "layers", plain
+
+
+def relative(pattern: Pattern, values: np.ndarray) -> np.ndarray:
+    """Return for each slot of a pattern's gates its largest value relative to the largest gate of one of its rows.
+
+    Args:
+        values: value of each slot; an edge without a gate has 1.
+    """
+    slots, queries = np.asarray(pattern.edges["gate"]), pattern.pairs()
+    row = queries[:, 0].astype(np.int64) * pattern.blocks[0] + queries[:, 1]
+    each = np.where(slots >= 0, values[np.maximum(slots, 0)] if len(values) else 1.0, 1.0)
+    most = np.zeros(pattern.planes * pattern.blocks[0])
+    np.maximum.at(most, row, each)
+    found, gated = np.zeros(len(values)), slots >= 0
+    np.maximum.at(found, slots[gated], each[gated] / np.maximum(most[row[gated]], TINY))
+    return found
+
+
+TINY = 1e-300
 
 
 def axis_of(p: Program, gate: Gate) -> AxisGroup:

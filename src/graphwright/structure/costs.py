@@ -39,8 +39,11 @@ def latency(p: Program, feeds: Mapping[str, Any], runs: int = 5) -> dict[str, fl
 
 
 def _removed(p: Program, element: Element) -> set[NodeId]:
-    """Return the nodes that are removed with an element; none for a unit, whose ops also compute the other units."""
-    sites = sites_of(p, element) if element.over != "units" else ()
+    """Return the nodes that are removed with an element.
+
+    None for a unit or an edge of a pattern, whose ops also compute the others.
+    """
+    sites = sites_of(p, element) if element.over not in ("units", "pattern") else ()
     return removed_with(p, [edge for site in sites for edge in p.out_edges(site)])
 
 
@@ -85,6 +88,9 @@ def element_costs(p: Program, among: Sequence[Element], of: Cost = "params") -> 
                 axes[id(e.gate)] = (unit_costs(p, group, {p.key(n): x for n, x in each.items()}) if stored
                                     else _shared(p, group, each))  # fmt: skip
             whole[i] = axes[id(e.gate)][e.index]
+        elif e.over == "pattern":  # no weights; of the attention's work, the share of the edge's pairs
+            pairs = e.gate.cost / max(int(e.gate.cost.sum()), 1)
+            whole[i] = 0.0 if stored else sum(each.get(n, 0.0) for n in e.gate.sites) * pairs[e.index]
         else:
             whole[i] = sum(each[n] * (p.spec(n).size if stored else 1) for n in _removed(p, e) if n in each)
     own = whole.copy()
@@ -105,7 +111,8 @@ def _stored(p: Program, of: Cost) -> dict[NodeId, float]:
 
 def _computed(p: Program, of: Cost) -> dict[NodeId, float]:
     """Map each op to the cost of one run: its flops, or its entry in the mapping `of`; ops of gates are omitted."""
-    own = {n for g in p.gates().values() for site in g.sites for n in (site, *between(p, site))}
+    gates = [gate for gate in p.gates().values() if gate.over != "pattern"]
+    own = {n for gate in gates for site in gate.sites for n in (site, *between(p, site))}
     ops = [n for n in p.nodes() if p.op(n) not in KINDS and not traits(p.op(n)).gates and n not in own]
     if isinstance(of, str):
         dims = ones(p)

@@ -24,7 +24,7 @@ from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import call, traits
 from graphwright.program import DeadGate, Program
 from graphwright.program import gates as g
-from graphwright.program.gates import LOGITS, TEMPERATURE, Gate, junction_edge
+from graphwright.program.gates import LOGITS, TEMPERATURE, Gate, junction_edge, relative
 from graphwright.settings import Range
 from graphwright.structure.errors import ClippedStart
 
@@ -111,7 +111,8 @@ class Element:
         gate, index: the gate, and the current index of the element in it.
         site: a node that multiplies a value by the gate of the element; its handle identifies the element.
         z, offset: the logit, and its offset in the vector of all logits.
-        p: decision probability, at temperature 1; p_now: open probability at the current temperature.
+        p: decision probability, at temperature 1; relative to the largest of a row for gates inside a softmax.
+        p_now: open probability at the current temperature.
         temperature: temperature of the gate's group; cost: cost of the element while it is open.
         state: `soft` (trained), `open`, `closed` or `frozen` (fixed at 1, at 0, or at its current value).
     """
@@ -135,7 +136,7 @@ class Element:
 
     @property
     def over(self) -> str:
-        """The kind of element that the gate opens: `edges`, `units`, `nodes`, `layers` or `choice`."""
+        """The kind of element that the gate opens: `edges`, `units`, `nodes`, `layers`, `choice` or `pattern`."""
         return self.gate.over
 
     def to_json(self) -> dict[str, Any]:
@@ -169,8 +170,9 @@ def numbers(p: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray,
     """Return gate table, logits, decision probabilities, open probabilities and temperatures, indexed by logit offset.
 
     The gate table is an int array with a row per logit (kind, state, cost, ...). Decision probabilities are softmax(z)
-    for a choice, min(|z|, 1) for a scale, else σ(z). Open probabilities are those that a gate is not 0 at its present
-    temperature, |z| for a scale. Unused logits have probability 0.
+    for a choice, min(|z|, 1) for a scale, else σ(z); for edges of a pattern with gates inside the softmax it is divided
+    by the largest of the edge's row, because a factor that all edges of a row share has no effect. Open probabilities
+    are those that a gate is not 0 at its present temperature, |z| for a scale. Unused logits have probability 0.
     """
     table, z = p.weights[g.TABLE].data.to_numpy(), p.weights[LOGITS].data.to_numpy().astype(np.float64)
     warmth = p.weights[TEMPERATURE].data.to_numpy().astype(np.float64)[table[:, g.GROUP]]
@@ -184,6 +186,9 @@ def numbers(p: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray,
         by[there] = now[there] = call("softmax", from_numpy(z[there]), axis=-1).to_numpy()
     for state, value in ((g.OPEN, 1.0), (g.CLOSED, 0.0), (g.FREE, 0.0)):
         by[table[:, g.STATE] == state] = now[table[:, g.STATE] == state] = value
+    for gate in (one for one in p.gates().values() if one.over == "pattern"):
+        if p.attrs(gate.handle)["where"] == "exp":
+            by[gate.span] = relative(p.patterns[gate.owner], by[gate.span])
     return table, z, by, now, warmth
 
 

@@ -1,7 +1,7 @@
 """Hardening: elements with closed gates are cut, open gates become 1 or are folded into weights.
 
-Large elements are cut before small ones: layers, nodes, edges, options, units. After each of these kinds, nodes that
-are no longer needed are removed. The caller opens the edit, so that everything is one journal entry.
+Large elements are cut before small ones: layers, nodes, edges, options, edges of patterns, units. After each of these
+kinds, nodes that are no longer needed are removed. The caller opens the edit, so that everything is one journal entry.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ from itertools import chain
 
 import numpy as np
 
-from graphwright.graph import NodeId
+from graphwright.graph import EdgeArray, NodeId
 from graphwright.ops import get, traits
 from graphwright.program import Program, Value
 from graphwright.program.axes.resize import by_index
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.axes.units import Units
 from graphwright.program.editing.gate_edits import release
+from graphwright.program.editing.gate_slots import free_slots
 from graphwright.program.editing.replace import redirect
 from graphwright.program.editing.transaction import Transaction
-from graphwright.program.gates import Gate, axis_of, of_site
+from graphwright.program.gates import FREE, STATE, Gate, axis_of, of_site
 from graphwright.program.kinds import INPUT, KINDS
 from graphwright.structure.elements import Element, sites_of
 from graphwright.structure.policy import Proposal
 
-ORDER = ("layers", "nodes", "edges", "choice", "units")
+ORDER = ("layers", "nodes", "edges", "choice", "pattern", "units")
 
 
 def cut(e: Transaction, proposals: Sequence[Proposal], step: int) -> list[str]:
@@ -37,8 +38,8 @@ def cut(e: Transaction, proposals: Sequence[Proposal], step: int) -> list[str]:
     elements = [q.element for q in proposals if q.element is not None]
     for over in ORDER:
         mine = [x for x in elements if x.over == over]
-        done += _cut_units(e, mine) if over == "units" else []
-        for x in mine if over != "units" else ():
+        done += _cut_units(e, mine) if over == "units" else _cut_pairs(e, mine) if over == "pattern" else []
+        for x in mine if over not in ("units", "pattern") else ():
             sites = sites_of(p, x)
             if sites:  # else a larger cut removed it
                 if over == "choice":
@@ -99,6 +100,24 @@ def _cut_units(e: Transaction, elements: Sequence[Element]) -> list[str]:
     return done
 
 
+def _cut_pairs(e: Transaction, elements: Sequence[Element]) -> list[str]:
+    """Cut edges of patterns; those that are pinned stay."""
+    p, done = e.program, []
+    gates: dict[int, list[Element]] = {}
+    for x in elements:
+        if any(site in p.graph for site in x.gate.sites):
+            gates.setdefault(x.gate.port, []).append(x)
+    for mine in gates.values():
+        pattern = p.patterns[mine[0].gate.owner]
+        slots = np.asarray(pattern.edges["gate"])
+        held = slots[np.asarray(pattern.edges["pinned"]) != 0]
+        going = np.setdiff1d([x.index for x in mine], held)
+        pattern.cut(EdgeArray(np.asarray(pattern.edges())[np.isin(slots, going)]))
+        free_slots(e, mine[0].gate, going)
+        done += [x.name for x in mine if x.index in set(going.tolist())]
+    return done
+
+
 def remove_dead(e: Transaction) -> list[str]:
     """Remove nodes (except inputs) on which no output or state update depends, and their gates; return their names."""
     p = e.program
@@ -133,8 +152,10 @@ def remove_gates(e: Transaction, gates: Iterable[Gate], to: str, values: np.ndar
 
 def _fold(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
     """Fold the values of a gate into adjacent weights and return True; return False if there are no such weights."""
-    if (values == 1).all():
+    if (values[gate.rows[:, STATE] != FREE] == 1).all():
         return True
+    if gate.over == "pattern":
+        return False  # no weight belongs to one edge
     p = e.program
     if gate.over == "units":
         return _fold_units(e, gate, values)

@@ -15,7 +15,7 @@ import numpy as np
 
 from graphwright.autograd import Tensor, Variable, as_tensor, no_grad
 from graphwright.errors import UsageError
-from graphwright.ops import call
+from graphwright.ops import call, traits
 from graphwright.program import Program, Value
 from graphwright.program.kinds import INPUT
 from graphwright.program.run import check_feeds, tensors
@@ -325,9 +325,9 @@ class smoothness(Penalty):
 
 @dataclass(frozen=True)
 class attention_entropy(Penalty):
-    """weight · mean over batch, heads and queries of -Σ a ln a, where a are the results of the softmax nodes `nodes`.
+    """weight · mean over batch, heads and queries of -Σ a ln a, where a are the weights of the nodes `nodes`.
 
-    Queries that attend to no key are not counted.
+    A node is a softmax, whose result is a, or an attention over a pattern. Queries that attend to no key do not count.
     """
 
     nodes: tuple[str, ...]
@@ -342,13 +342,23 @@ class attention_entropy(Penalty):
     def captures(self) -> tuple[str, ...]:
         return self.nodes
 
+    def _rows(self, terms: Terms, node: str) -> tuple[Tensor, Tensor]:
+        """Return the entropy of each query, and 1 for each query that attends to a key, else 0."""
+        p = terms.program
+        where = p.node(node)
+        if traits(p.op(where)).table is None:
+            a = terms.value(node)
+            return -_xlogx(a).sum(axis=-1), (a.sum(axis=-1) > 0.0).to(a.dtype)
+        q, k, _, table, *extra = (terms.values[v] for v in p.operands(where))
+        lse = terms.values[Value(where, 1)]
+        found = call("block_entropy", q, k, table, lse, *extra, **p.attrs(where))
+        return found, (lse > -np.inf).to(found.dtype)
+
     def __call__(self, terms: Terms) -> Tensor:
         total = terms.open.sum() * 0.0
         for node in self.nodes:
-            a = terms.value(node)
-            rows = (a.sum(axis=-1) > 0.0).to(a.dtype)
-            seen = call("maximum", rows.sum(), 1.0)
-            total = total - (_xlogx(a).sum(axis=-1) * rows).sum() / seen
+            each, rows = self._rows(terms, node)
+            total = total + (each * rows).sum() / call("maximum", rows.sum(), 1.0)
         return total * (self.weight / len(self.nodes))
 
 
@@ -453,7 +463,7 @@ class NormLimits:
             return
         self._seen = p.version
         gates = (g for g in p.gates().values() if g.facts.folded and not g.facts.linear)  # of kind `sigmoid`
-        mine = [g for g in gates if g.over not in ("units", "choice")]
+        mine = [g for g in gates if g.over not in ("units", "choice", "pattern")]
         keys = [tuple(found) for g in mine for site in g.sites if (found := maker(p, p.operands(site)[0], {site}))]
         there = {key: self._most.get(key) for key in keys if all(p.weights[k].requires_grad for k in key)}
         self._most = {key: Variable(np.full((), np.inf), name=f"joint.norm.{key[0]}") if held is None else held

@@ -39,7 +39,7 @@ from graphwright.structure.report import StepReport
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 _UPDATES = specialise(optimizers, {"sqrt": partial(call, "sqrt")})
-OVER = ("edges", "units", "nodes", "layers", "choice")
+OVER = ("edges", "units", "nodes", "layers", "choice", "pattern")
 
 
 class LogitMoments:

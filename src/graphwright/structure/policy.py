@@ -292,7 +292,8 @@ def absent(p: Program) -> list[tuple[Value, Value]]:
     """
     order = {node: i for i, node in enumerate(p.order())}
     there = {(p.edge_value(e), p.graph.target(e)) for j in p.junctions() for e in p.in_edges(j)}
-    sites = {site: p.operands(site)[0] for gate in p.gates().values() for site in gate.sites}
+    gates = [gate for gate in p.gates().values() if gate.over != "pattern"]
+    sites = {site: p.operands(site)[0] for gate in gates for site in gate.sites}
     there |= {(sites[v.node], j) for v, j in there if v.node in sites}
     none = SOURCES - {INPUT} | {ASSIGN}
     sources = [Value(n) for n in p.nodes() if p.op(n) not in none and not traits(p.op(n)).gates

@@ -80,9 +80,9 @@ class Discretized(Report):
 
     @property
     def num_pruned_edges(self) -> int:
-        """The number of edges and options that were cut."""
+        """The number of edges and options that were cut, edges of patterns included."""
         gone = set(self.cut)
-        return sum(e.name in gone and e.over in ("edges", "choice") for e in self.elements)
+        return sum(e.name in gone and e.over in ("edges", "choice", "pattern") for e in self.elements)
 
     def counts(self) -> dict[str, tuple[int, int]]:
         """Map each kind of element to the number before and after hardening; only direct cuts are counted."""

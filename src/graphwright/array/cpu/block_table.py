@@ -109,12 +109,6 @@ class BlockTable:
         """Return the tokens of key block j that exist among the operand's keys."""
         return min(j * self.block, self.keys), min((j + 1) * self.block, self.keys)
 
-    def _causal(self, queries: slice, begin: int, end: int) -> torch.Tensor:
-        """Return the pairs that causality alone allows, bool [R, K]."""
-        token = torch.arange(queries.start, queries.stop).unsqueeze(1) + self.shift + self.words[words.QSTART]
-        key = torch.arange(begin, end)
-        return token >= key if self.words[words.CAUSAL] else torch.ones(len(token), len(key), dtype=torch.bool)
-
     def allowed(self, queries: slice, begin: int, end: int) -> torch.Tensor:
         """Return the pairs that the pattern's rule allows, bool [R, K]."""
         w, token = self.words, torch.arange(queries.start, queries.stop).unsqueeze(1) + self.shift
@@ -135,9 +129,8 @@ class BlockTable:
         return mask
 
     def absent(self, plane: int, query: int, key: int) -> BlockRow:
-        """Return the row of one pair of blocks, connected or not, with the pairs that a new edge would have.
+        """Return the row of one pair of blocks, connected or not, with the pairs that the pattern's rule allows.
 
-        These are the pairs that the pattern's rule allows or, if there are none, all that causality allows.
         Raises: IndexError if there are no such blocks.
         """
         w = self.words
@@ -148,8 +141,6 @@ class BlockTable:
         queries, (begin, end) = self.span(query), self.key_span(key)
         queries = slice(queries.start, max(queries.start, queries.stop))
         mask = self.allowed(queries, begin, end)
-        if not mask.any():
-            mask = self._causal(queries, begin, end)
         return BlockRow(plane, queries, torch.arange(begin, end), mask, [(-1, 0, end - begin)], [-1])
 
     def _masked(self, edge: int, i: int, queries: slice, begin: int, end: int) -> torch.Tensor | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from graphwright.array import float64
-from graphwright.array.formulas.gates import COLUMNS, GATE_KINDS, KINDS
+from graphwright.array.formulas.gates import GATE_KINDS, KINDS
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import get, traits
@@ -23,6 +23,8 @@ from graphwright.ops.axes import Product, atoms, axes_of, known
 from graphwright.program import gates as g
 from graphwright.program.axes.solve_axes import AtomNotes, origin
 from graphwright.program.axes.units import Units, branches
+from graphwright.program.editing.gate_slots import allocate, free_unread
+from graphwright.program.editing.pattern_gates import ungate_edges
 from graphwright.program.editing.replace import redirect
 from graphwright.program.errors import DeadGate, GateNotAllowed, NotZeroPreserving
 from graphwright.program.gates import GateKeywords, GateOptions
@@ -140,7 +142,7 @@ def _edge_site(p: Program, edge: EdgeId, element: int | None) -> _Site:
         fix = 'insert a junction by e.insert(edge, "junction"), or gate the node or its units'
         what = "cannot gate this edge: its target is not a junction"
         raise GateNotAllowed(what, where=p.path(edge), fix=fix)
-    if g.of_site(p, value.node) is not None:
+    if g.of_site(p, value.node) is not None and not g.gates_edges(p, value.node):
         raise GateNotAllowed("the edge already has a gate", where=p.path(edge), fix="remove it first by e.ungate(gate)")
     source = p.path(value.node).rpartition(".")[2]
     return _Site(value, None, (edge,), False, f"{p.path(target)}.{source}.gate", element)
@@ -296,47 +298,14 @@ def _costs(cost: g.Cost, requests: Sequence[_Request]) -> np.ndarray:
 def _make(
     e: Transaction, requests: Sequence[_Request], kind: str, inits: np.ndarray, options: GateOptions
 ) -> list[NodeId]:
-    p, facts = e.program, GATE_KINDS[kind]
-    name = facts.group if options.group is None else options.group
-    costs = _costs(options.cost, requests)
+    p = e.program
     wide = all(p.spec(r.sites[0].value).dtype is float64 for r in requests)
-    if not g.has_gates(p):
-        empty = np.zeros(0, "float64" if wide else "float32")
-        logits, table = e.param(g.LOGITS, empty), e.const(g.TABLE, np.zeros((0, len(COLUMNS)), np.int64))
-        temperature, run = e.state(g.TEMPERATURE, empty), e.state(g.RUN, np.zeros(3, np.int64))
-        e.add("gate", logits, table, temperature, run, name=g.NODE, sizes=())
-    node = g.gate_node(p)
-    sizes, groups = list(p.attrs(node)["sizes"]), list(p.attrs(node)["groups"])
-    if name not in groups:
-        groups.append(name)
-        temperatures = p.weights[g.TEMPERATURE].data.to_numpy()
-        e.set_weight(g.TEMPERATURE, np.append(temperatures, facts.temperature))
-    parts = (p.weights[key].data.to_numpy() for key in (g.LOGITS, g.TABLE))
-    logits, rows = (np.split(part, np.cumsum(sizes)[:-1]) if sizes else [] for part in parts)
-    free = [port for port, part in enumerate(rows) if len(part) and part[0, g.STATE] == g.FREE]
-    ports, at = [], 0
-    for r in requests:
-        reused = next((port for port in free if sizes[port] == r.length), None)
-        free = [port for port in free if port != reused]
-        port = len(sizes) if reused is None else reused
-        generation = 0 if reused is None else int(rows[port][0, g.GENERATION]) + 1
-        row = np.zeros((r.length, len(COLUMNS)), np.int64)
-        row[:, [g.KIND, g.GROUP, g.STATE]] = KINDS.index(kind), groups.index(name), g.SOFT
-        row[:, [g.SLOT, g.GENERATION]] = port, generation
-        row[:, g.ELEMENT], row[:, g.COST] = np.arange(r.length), costs[at : at + r.length]
-        if reused is None:
-            sizes.append(r.length)
-        logits[port : port + 1], rows[port : port + 1] = [inits[at : at + r.length]], [row]
-        ports.append(port)
-        at += r.length
-    e.set_weight(g.LOGITS, np.concatenate(logits))
-    e.set_weight(g.TABLE, np.concatenate(rows))
-    if sizes != list(p.attrs(node)["sizes"]) or groups != list(p.attrs(node)["groups"]):
-        e.set_attr(node, sizes=tuple(sizes), groups=tuple(groups))
-    for value in dict.fromkeys([Value(node), *(site.value for r in requests for site in r.sites)]):
+    costs = _costs(options.cost, requests)
+    made = allocate(e, [r.length for r in requests], kind, inits, costs, options.group, wide=wide)
+    for value in dict.fromkeys([Value(made[0].node), *(site.value for r in requests for site in r.sites)]):
         if value.node in e.touched:
             e.spec(value)
-    return [_add_sites(e, r, Value(node, port)) for r, port in zip(requests, ports, strict=True)]
+    return [_add_sites(e, r, value) for r, value in zip(requests, made, strict=True)]
 
 
 def _put(e: Transaction, op: str, operands: Sequence[Value], name: str, **attrs: Any) -> Value:
@@ -395,6 +364,9 @@ def ungate(e: Transaction, handle: NodeId) -> None:
     """Remove a gate: values pass unchanged, and new gates can reuse its logits. Raises: StaleHandle, UnknownGate."""
     p = e.program
     found = p.gates()[p.node(handle)]
+    if found.over == "pattern":
+        ungate_edges(e, found)
+        return
     for site in found.sites:
         redirect(e, {Value(site): p.operands(site)[0]})
         release(e, site)
@@ -409,15 +381,7 @@ def release(e: Transaction, site: NodeId) -> None:
     for node in nodes:
         if not p.graph.out_degree(node):
             e.remove(node)
-    if any(p.edge_value(edge) == part for edge in p.out_edges(part.node)):
-        return
-    sizes, table = p.attrs(part.node)["sizes"], p.weights[g.TABLE].data.to_numpy().copy()
-    start = sum(sizes[: part.port])
-    table[start : start + sizes[part.port], g.STATE] = g.FREE
-    if (table[:, g.STATE] == g.FREE).all():
-        e.remove([part.node, *(v.node for v in p.operands(part.node))])
-        return
-    e.set_weight(g.TABLE, table)
+    free_unread(e, part)
 
 
 def set_gate(e: Transaction, handle: NodeId, state: str, elements: Any = None) -> None:
@@ -429,7 +393,8 @@ def set_gate(e: Transaction, handle: NodeId, state: str, elements: Any = None) -
         raise UsageError("unknown state of a gate", expected="soft, open, closed, frozen", got=state)
     table = p.weights[g.TABLE].data.to_numpy().copy()
     rows = table[found.span]
-    rows[slice(None) if elements is None else elements, g.STATE] = code
+    used = rows[:, g.STATE] != g.FREE
+    rows[used if elements is None else elements, g.STATE] = code
     if found.facts.one_of and (rows[:, g.STATE] == g.CLOSED).all():
         raise GateNotAllowed("cannot close all options of a choice gate", where=found.owner, fix="cut their edges")
     if not np.array_equal(rows[:, g.STATE], found.rows[:, g.STATE]):

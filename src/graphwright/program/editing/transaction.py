@@ -29,7 +29,7 @@ from graphwright.program.editing.journal import AUTHORS, caller
 from graphwright.program.editing.replace import replace
 from graphwright.program.editing.unfold import fold, unfold
 from graphwright.program.errors import EditClosed, NotAJunction, PortTaken
-from graphwright.program.gates import of_site
+from graphwright.program.gates import gates_edges, of_site
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import ASSIGN, CONST, INPUT, PARAM, PATTERN, SOURCES, STATE
 from graphwright.program.op_graph import Ref, Value
@@ -447,7 +447,8 @@ class Transaction:
         src, dst = self.program.graph.endpoints(edge)
         self.do(edits.RemoveEdge(edge))
         self.touched[dst] = None
-        if not self.program.graph.out_degree(src) and of_site(self.program, src) is not None:
+        p = self.program
+        if not p.graph.out_degree(src) and of_site(p, src) is not None and not gates_edges(p, src):
             release(self, src)  # a gate is removed with its edge
 
     def rewire(self, edge: EdgeId | str, src: Ref) -> None:
