@@ -28,6 +28,8 @@ from graphwright.models.open import config_from, create
 
 PARTS = ("training", "two_threads", "densities", "windows", "decode", "model_decode", "gpu")
 BLOCK, WIDTH = 64, 64
+MASKED = 2048
+"""Largest number of tokens for which the algorithm "dense" runs, which writes a mask of all pairs."""
 DENSITIES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
 DENSE = "torch SDPA, dense causal"
 Call = Callable[[], Any]
@@ -200,20 +202,18 @@ def densities(sizes: Sequence[tuple[int, int]] = ((2048, 8), (8192, 2)), threads
         for density in DENSITIES:
             pattern = random_pattern(tokens, density)
             operands.check(pattern)
-            ways: dict[str, Call] = {
-                f"algorithm {name}": lambda p=pattern, n=name: operands.both(p, n)
-                for name in ("auto", "block", "dense")
-            }
+            names = ("auto", "block", "dense") if tokens <= MASKED else ("auto", "block")
+            ways = {f"algorithm {name}": lambda p=pattern, n=name: operands.both(p, n) for name in names}
             taken = rounds({**ways, DENSE: operands.dense_both}, n=5, warm=1)
             lead = f"{tokens:,} tokens, {heads} heads, {100 * density:.0f} %: "
             _add(figure, taken, DENSE, lead, dict.fromkeys(ways, pattern))
             ms = {name: median(samples) for name, samples in taken.items()}
             ratios.append((density_of(pattern), ms[DENSE] / ms["algorithm auto"]))
             edges.append((len(pattern), ms["algorithm block"]))
-            worst = max(worst, ms["algorithm auto"] / min(ms["algorithm block"], ms["algorithm dense"]))
+            worst = max(worst, ms["algorithm auto"] / min(ms[way] for way in ways if way != "algorithm auto"))
         figure.notes += [
             f"{tokens:,} tokens: {crossover(ratios)}",
-            f"{tokens:,} tokens: auto takes {worst:.2f} times the better of block and dense at most",
+            f"{tokens:,} tokens: auto takes {worst:.2f} times the best algorithm that was measured, at most",
             f"{tokens:,} tokens: {line(edges)}",
         ]
     return figure

@@ -143,7 +143,7 @@ def measure(
     calls["dense_forward"], calls["dense_both"] = dense_causal(*arrays)
     dense_causal(*(x[:, :, :1] for x in arrays))[1]()  # torch's first backward pass starts its threads
     if flex:
-        calls["flex_forward"] = flex_causal(*arrays[:3], pattern.to_flex())
+        calls["flex_forward"] = flex_causal(arrays[0], arrays[1], arrays[2], pattern.to_flex())
         error = max(error, _relative(calls["flex_forward"](), made))
     if not error < _TOLERANCE:
         raise WrongResult("attention over the pattern differs from dense attention, so its time means nothing",

@@ -18,15 +18,16 @@ def dense_causal(q: Array, k: Array, v: Array, g: Array) -> tuple[Callable[[], A
     Args:
         q, k, v, g: [N, H, T, d], float32; g is the gradient of the result.
     """
-    given, slope = [torch.from_numpy(x).requires_grad_() for x in (q, k, v)], torch.from_numpy(g)
+    a, b, c = (torch.from_numpy(x).requires_grad_() for x in (q, k, v))
+    slope = torch.from_numpy(g)
 
     def forward() -> torch.Tensor:
         with torch.no_grad():
-            return torch.nn.functional.scaled_dot_product_attention(*given, is_causal=True)
+            return torch.nn.functional.scaled_dot_product_attention(a, b, c, is_causal=True)
 
     def both() -> Sequence[torch.Tensor]:
-        made = torch.nn.functional.scaled_dot_product_attention(*given, is_causal=True)
-        return torch.autograd.grad(made, given, slope)
+        made = torch.nn.functional.scaled_dot_product_attention(a, b, c, is_causal=True)
+        return torch.autograd.grad(made, (a, b, c), slope)
 
     return forward, both
 
@@ -42,7 +43,8 @@ def flex_causal(q: Array, k: Array, v: Array, block_mask: Any) -> Callable[[], A
     mask = BlockMask.from_kv_blocks(
         *lists, BLOCK_SIZE=block_mask.BLOCK_SIZE, mask_mod=lambda b, h, i, j: j <= i, seq_lengths=block_mask.seq_lengths
     )
-    run, given = torch.compile(flex_attention, dynamic=False), [torch.from_numpy(x) for x in (q, k, v)]
+    run: Any = torch.compile(flex_attention, dynamic=False)
+    given = [torch.from_numpy(x) for x in (q, k, v)]
 
     def forward() -> Array:
         with torch.no_grad():
