@@ -74,7 +74,22 @@ _PUBLIC = {
 }
 """Folder -> its names that the package exports; `__init__.pyi` says the same to type checkers."""
 _HOME = {name: folder for folder, names in _PUBLIC.items() for name in names.split()}
-_FOLDERS = ["amp", "attention", "data", "distributions", "evolve", "experts", "lifecycle", "metrics", "models", "nn", "optim", "program", "structure", "surgery"]
+_FOLDERS = [
+    "amp",
+    "attention",
+    "data",
+    "distributions",
+    "evolve",
+    "experts",
+    "lifecycle",
+    "metrics",
+    "models",
+    "nn",
+    "optim",
+    "program",
+    "structure",
+    "surgery",
+]
 _OTHER_FOLDERS = "array autograd graph ops plan testing".split()  # noqa: SIM905
 
 __all__ = ["GraphwrightError", "__version__", "e", "inf", "nan", "pi", *_FOLDERS, *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]

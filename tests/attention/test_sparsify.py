@@ -21,8 +21,8 @@ def drawn(*shape: int, seed: int = 0) -> gw.Tensor:
 
 def output(p: gw.Program, **feeds: gw.Tensor) -> np.ndarray:
     """Return the output of a plan, which equals that of a run."""
-    found = np.asarray(gw.compile(p)(**feeds)["out"])
-    np.testing.assert_allclose(np.asarray(p.run(**feeds)["out"]), found, atol=1e-5)
+    found = np.asarray(gw.compile(p)(feeds)["out"])
+    np.testing.assert_allclose(np.asarray(p.run(feeds)["out"]), found, atol=1e-5)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -59,7 +60,8 @@ def test_all_causal_pairs_equal_dense_attention_and_undo_restores_the_hash(
 def test_a_window_equals_mistral_of_transformers(size: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("window")
     torch.manual_seed(0)
-    config = transformers.MistralConfig(**SIZES, sliding_window=size, attn_implementation="eager")
+    config = transformers.MistralConfig(**SIZES, sliding_window=size)
+    config._attn_implementation = "eager"
     theirs = transformers.MistralForCausalLM(config).eval()
     theirs.save_pretrained(path)
     m = gw.open(path)
@@ -81,7 +83,9 @@ def test_each_layer_may_have_a_pattern_of_its_own(made: Callable[[str], Made]) -
     assert relative(m.logits(IDS), whole) < 1e-5
     before = m.logits(IDS)
     second = at.patterns(m)["layers.1.attn.pattern"]
-    second.cut(second.edge_between(5, 0))
+    edge = second.edge_between(5, 0)
+    assert edge is not None
+    second.cut(edge)
     changed = np.abs(m.logits(IDS) - before).max(axis=(0, 2)) > 0
     assert not changed[:40].any()
     assert changed[40:].all()
@@ -113,7 +117,7 @@ def test_planes_per_head_equal_masks_per_head(made: Callable[[str], Made]) -> No
         )
     with_planes = m.logits(IDS)
     assert np.abs(with_planes - before).max() > 1e-3
-    pattern.owner.program.undo()  # type: ignore[union-attr]
+    m.program.undo()
     assert m.logits(IDS).tobytes() == before.tobytes()
 
 
@@ -131,7 +135,7 @@ def test_what_sparsify_refuses(made: Callable[[str], Made]) -> None:
     with pytest.raises(UsageError, match="one pattern"):
         at.sparsify(m, "layers.*.attn", {"layers.0.attn": window})
     with pytest.raises(UsageError, match="attention pattern"):
-        at.sparsify(m, "layers.*.attn", 3)  # type: ignore[arg-type]
+        at.sparsify(m, "layers.*.attn", cast("Any", 3))
     assert m.program.hash() == digest
     assert len(m.program.journal) == 0
     at.sparsify(m, "layers.*.attn", window)

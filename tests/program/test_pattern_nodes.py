@@ -17,11 +17,18 @@ from pattern_programs import KEY, dense, inputs, program_of
 
 import graphwright as gw
 from graphwright.errors import GraphwrightError, UsageError
-from graphwright.graph import EditBusy
+from graphwright.graph import EdgeId, EditBusy
 from graphwright.patterns import Pattern, PatternShape, causal_full, sliding_window
 from graphwright.program.errors import ProgramFileError, SpecMismatch
 from graphwright.program.pattern_digest import PatternDigest
 from graphwright.program.patterns import PatternVariable
+
+
+def edge_of(pattern: Pattern, query: int, key: int) -> EdgeId:
+    """Return the edge of two blocks, which exists."""
+    edge = pattern.edge_between(query, key)
+    assert edge is not None
+    return edge
 
 
 def close(p: gw.Program, x: np.ndarray) -> None:
@@ -71,7 +78,7 @@ def test_a_thousand_edits_keep_the_plan_and_the_compiled_program() -> None:
     for i in range(1000):
         query, key = sorted(rng.integers(0, 8, 2).tolist(), reverse=True)
         if pattern.has(query, key):
-            pattern.cut(pattern.edge_between(query, key))
+            pattern.cut(edge_of(pattern, query, key))
         else:
             pattern.connect(query, key)
         if i % 100 == 0:
@@ -165,7 +172,7 @@ def test_the_hash_depends_on_the_edges_alone(script: list[tuple[int, int, bool]]
         if key > query:
             continue
         if pattern.has(query, key):
-            pattern.cut(pattern.edge_between(query, key))
+            pattern.cut(edge_of(pattern, query, key))
         else:
             edge = pattern.connect(query, key)
             if twice:
@@ -256,7 +263,7 @@ def test_the_difference_names_edges() -> None:
     p = program_of(sliding_window(40, 8, block=8))
     pattern, before = p.patterns[KEY], p.fork()
     pattern.connect(4, 0)
-    pattern.cut(pattern.edge_between(1, 0))
+    pattern.cut(edge_of(pattern, 1, 0))
     (found,) = p.diff(before).patterns
     assert (found.key, found.added, found.removed) == (KEY, ((0, 4, 0),), ((0, 1, 0),))
     assert "4 <- 0" in str(p.diff(before))
@@ -366,7 +373,7 @@ def test_each_run_during_edits_equals_one_version() -> None:
         pattern.connect(query, key)
         states.append(pattern.to_dense())
     for query, key in pairs[::2]:
-        pattern.cut(pattern.edge_between(query, key))
+        pattern.cut(edge_of(pattern, query, key))
         states.append(pattern.to_dense())
     time.sleep(0.02)
     stop.set()

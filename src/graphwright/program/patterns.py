@@ -30,7 +30,6 @@ from graphwright.program.pattern_digest import PatternDigest
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
     from graphwright.patterns import PatternChange
-    from graphwright.program.op_graph import OpGraph
     from graphwright.program.program import Program
 
 
@@ -84,13 +83,13 @@ def variable_of(pattern: Pattern) -> PatternVariable:
     return known
 
 
-def patterns(p: OpGraph) -> dict[str, Pattern]:
+def patterns(p: Program) -> dict[str, Pattern]:
     """Return the patterns that `pattern` nodes of a program read, by key."""
     keys = dict.fromkeys(p.key(n) for n in p.of_kind(PATTERN))
     return {key: variable.pattern for key in keys if isinstance(variable := p.weights.at_key(key), PatternVariable)}
 
 
-def pattern_at(p: OpGraph, node: NodeId) -> Pattern | None:
+def pattern_at(p: Program, node: NodeId) -> Pattern | None:
     """Return the pattern whose table a node has; None if it is no `pattern` node."""
     if p.op(node) != PATTERN:
         return None
@@ -191,7 +190,7 @@ PATTERN_DTYPES = {"I64": "<i8", "I32": "<i4", "F32": "<f4", "U8": "|u1", "U64": 
 def pattern_form(pattern: Pattern) -> dict[str, Any]:
     """Return the arrays of a pattern as JSON values: name -> [dtype, shape, base64 of the compressed bytes]."""
     return {
-        name: [array.dtype.str, list(array.shape), b64encode(compress(np.ascontiguousarray(array))).decode()]
+        name: [array.dtype.str, list(array.shape), b64encode(compress(np.ascontiguousarray(array).tobytes())).decode()]
         for name, array in pattern.to_arrays().items()
     }
 

@@ -279,7 +279,8 @@ def with_padding(p: Program) -> Program:
             def add(op: str, ins: list[Value], label: str, **given: Any) -> Value:
                 return Value(add_op(new, op, ins, given, f"{p.path(node)}.{label}"))
 
-            q, k = hide_keys(new, add, *operands[:2], new.value("mask"), attrs["scale"], attrs["softcap"])
+            mask = new.value("mask")
+            q, k = hide_keys(new, add, operands[0], operands[1], mask, attrs["scale"], attrs["softcap"])
             return Value(add_op(new, p.op(node), [q, k, *operands[2:]], attrs, p.path(node)))
         extra = {**attrs, "optional": ("key_mask", *attrs["optional"])}
         return Value(add_op(new, "sdpa", [*operands[:3], new.value("mask"), *operands[3:]], extra, p.path(node)))
