@@ -175,7 +175,12 @@ def house() -> str:
     levels = run_path(str(Path(__file__).parents[1] / "tests" / "test_layers.py"))["LEVELS"]
     roles = {
         **{"cli": "commands", "testing": "proofs, planted bugs", "surgery": "diagnose, prune, factor"},
-        **{"structure": "gates, search", "experts": "routers, mixtures", "lifecycle": "lives, own prefixes"},
+        **{
+            "structure": "gates, search",
+            "experts": "routers, mixtures",
+            "lifecycle": "lives, own prefixes",
+            "attention": "sparse patterns",
+        },
         **{"models": "open, generate, export", "evolve": "NEAT, layers"},
         **{
             "nn": "modules",

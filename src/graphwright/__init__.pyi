@@ -6,6 +6,7 @@ from math import nan as nan
 from math import pi as pi
 
 from graphwright import amp as amp
+from graphwright import attention as attention
 from graphwright import array as array
 from graphwright import autograd as autograd
 from graphwright import data as data
