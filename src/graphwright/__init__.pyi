@@ -6,8 +6,8 @@ from math import nan as nan
 from math import pi as pi
 
 from graphwright import amp as amp
-from graphwright import attention as attention
 from graphwright import array as array
+from graphwright import attention as attention
 from graphwright import autograd as autograd
 from graphwright import data as data
 from graphwright import distributions as distributions
