@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference
+import selected_reference as reference
 import torch
 
 import graphwright as gw

@@ -10,6 +10,7 @@ from program_samples import counters, fingerprint, tiny
 
 from graphwright.array import Spec, float32
 from graphwright.errors import UsageError
+from graphwright.patterns import causal_full
 from graphwright.program import EditClosed, PortEmpty, Transaction, Value
 from graphwright.program.editing.edits import RemoveEdge
 from graphwright.program.kinds import CONST
@@ -46,6 +47,7 @@ CALLS = {
     "grow": lambda e, p: e.grow("w:1", 1, allow_io=True),
     "permute": lambda e, p: e.permute("w:1", (2, 1, 0), allow_io=True),
     "gate": lambda e, p: e.gate(EDGE),
+    "pattern": lambda e, p: e.pattern("pattern", causal_full(8, block=4)),
     "ungate": lambda e, p: e.ungate(p.node("h")),
     "set_gate": lambda e, p: e.set_gate(p.node("h"), "open"),
 }

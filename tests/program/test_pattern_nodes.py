@@ -168,6 +168,7 @@ def test_an_edit_that_fails_leaves_program_and_pattern() -> None:
 def test_the_hash_depends_on_the_edges_alone(script: list[tuple[int, int, bool]], planes: int) -> None:
     p = program_of(sliding_window(37, 12, block=8, planes=planes))
     pattern, held = p.patterns[KEY], p.weights.at_key(KEY)
+    assert isinstance(held, PatternVariable)
     for query, key, twice in script:
         if key > query:
             continue
@@ -179,7 +180,6 @@ def test_the_hash_depends_on_the_edges_alone(script: list[tuple[int, int, bool]]
                 with pattern.edit("pin") as e:
                     e.set(edge, pinned=1)
         fresh = PatternDigest(pattern)
-        assert isinstance(held, PatternVariable)
         assert held.digest == fresh.text
         np.testing.assert_array_equal(held.hashes.rows, fresh.rows)
     other, pairs = Pattern(37, 8, planes, window=12), pattern.pairs()[::-1]

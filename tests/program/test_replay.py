@@ -14,6 +14,7 @@ from test_edit_machine import VERBS
 from axis_samples import perceptron
 from graphwright.array import dtype, empty, from_numpy
 from graphwright.errors import GraphwrightError
+from graphwright.patterns import causal_full
 from graphwright.program import Builder, Program, ReplayConflict, load, replay
 from graphwright.program.editing.edits import PRIMITIVES, AddNode, RecordReader, SetWeight
 from graphwright.program.editing.replay import PayloadFinder
@@ -148,6 +149,8 @@ def test_every_primitive_is_serializable():
     with q.edit("other order") as e:
         e.permute("first.neurons", [2, 0, 1, 4, 3])
         e.annotate("first.neurons", why="for a test", p=0.25)
+        e.pattern("pattern", pattern := causal_full(8, block=4))
+    pattern.cut(pattern.edges()[:1])
     seen = {record["edit"] for entry in (*p.journal, *q.journal) for record in entry.edits}
     assert seen == set(PRIMITIVES)
 

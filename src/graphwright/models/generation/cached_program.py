@@ -276,8 +276,8 @@ def with_padding(p: Program) -> Program:
             return None  # it already has a mask
         if traits(p.op(node)).table is not None:
 
-            def add(op: str, ins: list[Value], label: str, **given: Any) -> Value:
-                return Value(add_op(new, op, ins, given, f"{p.path(node)}.{label}"))
+            def add(op: str, operands: list[Value], label: str, **attrs: Any) -> Value:
+                return Value(add_op(new, op, operands, attrs, f"{p.path(node)}.{label}"))
 
             mask = new.value("mask")
             q, k = hide_keys(new, add, operands[0], operands[1], mask, attrs["scale"], attrs["softcap"])

@@ -148,7 +148,7 @@ class History:
         assert isinstance(variable, PatternVariable)
         with exclusive(p), defer_interrupts():
             if self.open is not None:
-                self.open.applied(edit)
+                self.open.done.append((edit, edit.invert(p), edit.to_json(p)))
                 variable.follow(change)
                 return
             before, record = p.state_hash(), edit.to_json(p)  # the variable still has the digest before the change

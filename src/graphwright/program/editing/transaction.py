@@ -33,7 +33,7 @@ from graphwright.program.gates import gates_edges, of_site
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import ASSIGN, CONST, INPUT, PARAM, PATTERN, SOURCES, STATE
 from graphwright.program.op_graph import Ref, Value
-from graphwright.program.patterns import PatternVariable
+from graphwright.program.patterns import PatternVariable, check_free
 from graphwright.program.primitives import order_back_edges, restore_order, update_node
 from graphwright.program.validate import check_outputs, check_ports, infer
 from graphwright.program.weights import as_array
@@ -102,11 +102,6 @@ class Transaction:
                 p.history.note(edit.variable)
             for node in edit.touches(p):
                 self.touched[node] = None
-
-    def applied(self, edit: Edit) -> None:
-        """Record a primitive edit that was applied already, so that it is committed and rolled back with this one."""
-        p = self.program
-        self.done.append((edit, edit.invert(p), edit.to_json(p)))
 
     # -- begin, commit, roll back ------------------------------------------------------------------------------------
     def __enter__(self) -> Self:
@@ -325,6 +320,7 @@ class Transaction:
             key: key in `program.patterns`, by default the name.
         Raises: UsageError if the pattern belongs to another program.
         """
+        check_free(pattern, self.program, name)
         variable = PatternVariable(pattern, key or name)
         return self.add_node(PATTERN, {"key": key or name}, name, (variable.spec,), variable)
 
