@@ -225,7 +225,7 @@ def test_gradients_flow_through_a_layer_in_eval() -> None:
 
 
 LOW = {"matmul", "linear", "linear_int8", "sdpa", "conv", "conv_transpose", "conv_weight"}
-LOW |= {"grouped_matmul", "expert_mlp", "routed_attention", "grouped_outer"}
+LOW |= {"grouped_matmul", "expert_mlp", "routed_attention", "grouped_outer", "block_sdpa", "sdpa_selected"}
 F32 = {
     *("exp", "expm1", "log", "log1p", "pow", "rsqrt", "reciprocal"),
     *("log2", "log10", "exp2", "lgamma", "digamma"),

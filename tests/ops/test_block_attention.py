@@ -224,7 +224,7 @@ def drawn(*shapes: tuple[int, ...], seed: int = 0, factor: float = 1.0) -> Array
 @pytest.mark.parametrize("block", [1, 16, 64])
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 def test_a_gate_of_0_gives_the_bits_of_a_cut_edge(block: int, kind: type) -> None:
-    """In every place of the lists, forward and backward."""
+    """At every index of the lists, forward and backward."""
     q, k, v, g = (x.astype(kind) for x in drawn(*[(2, 2, 130, 32)] * 4))
     tokens = 130 if block > 1 else 40
     q, k, v, g = (x[:, :, :tokens] for x in (q, k, v, g))

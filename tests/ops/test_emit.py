@@ -116,6 +116,8 @@ def test_attention_unsupported_by_generated_code_has_no_module(attrs):
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_computes_its_op(name, seed):
     form, (ours, arrays, attrs) = MODULES[name], _run(name, seed)
+    if OPS[name].traits.table is not None:
+        return  # its module reads stored blocks: tests/models/export/test_pattern_exports.py runs it
     specs = [Spec(a.shape, dtype(str(a.dtype))) for a in arrays]
     if (args := form.args(specs, attrs)) is None:
         assert name == "rms_norm"  # of Gemma: written as text

@@ -232,7 +232,7 @@ def test_compact_sorts_lists_so_that_history_does_not_matter():
         graph = pattern.graph
         for node in graph.nodes():
             for side, of in ((graph.in_edges(node), graph.source), (graph.out_edges(node), graph.target)):
-                numbers = [graph.node(of(edge), "index") for edge in side]
+                numbers = [graph.node(of(edge), "number") for edge in side]
                 assert numbers == sorted(numbers)
                 found[node.index, side is graph.in_edges] = numbers
         words = pattern.table[pt.table.IN_HEAD]

@@ -6,6 +6,7 @@ import hashlib
 import json
 import threading
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -332,8 +333,21 @@ def test_a_change_that_does_not_fit_is_refused_as_a_whole():
 
 
 def test_an_owner_is_given_each_transaction_and_owns_undo():
+    class Journal:
+        """An owner that notes transactions, or refuses them."""
+
+        busy = False
+
+        def holding(self):
+            return nullcontext()
+
+        def __call__(self, *entry):
+            if self.busy:
+                raise RuntimeError("busy")
+            seen.append(entry)
+
     pattern, seen = Pattern(256, 16, name="layer 3"), []
-    pattern.owner = lambda *entry: seen.append(entry)
+    pattern.owner = journal = Journal()
     with pattern.edit("two", author="gate") as e:
         e.connect(5, 1)
         e.connect(6, 1)
@@ -346,10 +360,7 @@ def test_an_owner_is_given_each_transaction_and_owns_undo():
     assert not pattern.has(7, 1)
     assert len(seen) == 2
 
-    def refuses(*_):
-        raise RuntimeError("busy")
-
-    pattern.owner = refuses
+    journal.busy = True
     refused(pattern, RuntimeError, lambda: pattern.connect(8, 1), exact=False)
 
 

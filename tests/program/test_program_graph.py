@@ -13,10 +13,11 @@ from graphwright.graph import Graph
 from graphwright.program.program_graph import _CHANGES
 
 READS = {
-    "adjacency", "contains", "copy", "csc", "csr", "edge", "edges_between", "endpoints", "from_coo", "from_dict",
-    "has_edge", "hash", "in_degree", "in_edges", "locked", "memory", "neighbors", "next_edge", "next_node", "node",
-    "normalized_adjacency", "out_degree", "out_edges", "predecessors", "reserve", "snapshot", "source", "sources",
-    "successors", "target", "to_dict", "writing",
+    "adjacency", "buffers", "contains", "copy", "csc", "csr", "edge", "edges_between", "endpoints",
+    "from_coo", "from_dict", "has_edge", "hash", "in_degree", "in_edges", "locked", "memory", "neighbors",
+    "next_edge", "next_edges", "next_node", "node", "normalized_adjacency", "out_degree", "out_edges",
+    "predecessors", "reserve", "save_lists", "snapshot", "source", "sources", "successors", "target", "to_dict",
+    "writing",
 }  # fmt: skip
 
 

@@ -145,7 +145,7 @@ class PatternMirror:
         segments = pattern.base.segments
         found = {
             words.ROWS: pattern.query_nodes, words.COLS: pattern.key_nodes, words.SRC: held.source,
-            words.DST: held.target, words.INDEX: held.node_columns["index"],
+            words.DST: held.target, words.INDEX: held.node_columns["number"],
             **{word: held.edge_columns[name] for word, name in
                ((words.KIND, "kind"), (words.GATE, "gate"), (words.BITS, "bits"))},
             words.POOL: pattern.masks.view(np.int32),

@@ -26,7 +26,7 @@ ROWS = 32
 _TOLERANCE = 1e-3
 
 
-class WrongResult(GraphwrightError):
+class WrongOutput(GraphwrightError):
     """Results that were to be timed differ from those of dense attention with a mask."""
 
 
@@ -120,7 +120,7 @@ def measure(
         tokens, density, block: as in `random_pattern`.
         rounds: number of measurements of each call; the median counts.
         flex: also measure FlexAttention's forward, which compiles for a minute.
-    Raises: WrongResult if results are wrong, so that no time is reported.
+    Raises: WrongOutput if results are wrong, so that no time is reported.
     """
     from graphwright.array.cpu.torch_attention import dense_causal, flex_causal
 
@@ -146,7 +146,7 @@ def measure(
         calls["flex_forward"] = flex_causal(arrays[0], arrays[1], arrays[2], pattern.to_flex())
         error = max(error, _relative(calls["flex_forward"](), made))
     if not error < _TOLERANCE:
-        raise WrongResult("attention over the pattern differs from dense attention, so its time means nothing",
+        raise WrongOutput("attention over the pattern differs from dense attention, so its time means nothing",
                           expected=f"a relative difference below {_TOLERANCE}", got=error)  # fmt: skip
     times = _medians(calls, rounds)
     return AttentionTimes(

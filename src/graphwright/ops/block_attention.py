@@ -126,7 +126,7 @@ class BlockSdpa(Row):
     saves, results = Saves(inputs=(0, 1, 2, 3, 4, 5), outputs=(0, 1)), ("out", "lse")
     traits = Traits(attention=True, table=3, amp="low", fixed=(3, 4, 5), contiguous=(3,))
     torch_module = TorchModule("PatternAttention", lambda ins, a: (_group(*ins[:2]), a["scale"]), run=True)
-    why, vm = _WHY, forms.BLOCK_SDPA
+    why, vm = {"onnx": _WHY["onnx"]}, forms.BLOCK_SDPA
 
     def infer(q, k, v, table, *extra, **attrs):
         _check(q, k, v, table, extra, attrs)
@@ -190,8 +190,7 @@ class BlockSdpaBackward(Backward):
 
     def sample(rng):
         q, k, v, *extra, attrs = _drawn(rng, gates=True)
-        out = call("block_sdpa", *(_array(t) for t in (q, k, v, *extra)), **attrs)
-        results = (np.asarray(t) for t in out)
+        results = _dense(q, k, v, attrs)[:2]
         return [q, k, v, *extra, *results, rng.normal(size=(2, 4, 5, 2))], attrs
 
 
@@ -224,10 +223,10 @@ class BlockMass(_Measure):
 
     def sample(rng):
         q, k, v, table, *extra, attrs = _drawn(rng)
-        _, lse = call("block_sdpa", *(_array(t) for t in (q, k, v, table, *extra)), **attrs)
+        _, lse, _ = _dense(q, k, v, attrs)
         reduce = "sum" if rng.random() < 0.5 else "max"
         edges = int(table[words.EDGE_SLOTS])
-        return [q, k, table, np.asarray(lse), *extra], {**attrs, "edges": edges, "reduce": reduce}
+        return [q, k, table, lse, *extra], {**attrs, "edges": edges, "reduce": reduce}
 
 
 @op("block_gate_gradient")
@@ -258,7 +257,7 @@ class BlockGateGradient(_Measure):
 
     def sample(rng):
         q, k, v, table, *_, attrs = _drawn(rng, gates=False)
-        found = [np.asarray(t) for t in call("block_sdpa", *(_array(t) for t in (q, k, v, table)), **attrs)]
+        found = _dense(q, k, v, attrs)[:2]
         pairs = np.stack([rng.integers(0, n, 6) for n in (attrs["planes"], 3, 3)], axis=1).astype(np.int32)
         return [q, k, v, *found, rng.normal(size=found[0].shape), pairs, table], attrs
 
@@ -292,8 +291,8 @@ class BlockEntropy(Row):
 
     def sample(rng):
         q, k, v, table, *extra, attrs = _drawn(rng)
-        _, lse = call("block_sdpa", *(_array(t) for t in (q, k, v, table, *extra)), **attrs)
-        return [q, k, table, np.asarray(lse), *extra], attrs
+        _, lse, _ = _dense(q, k, v, attrs)
+        return [q, k, table, lse, *extra], attrs
 
     def axes(u: AxesUse):
         q, k = u.ins[:2]
@@ -333,19 +332,19 @@ class BlockEntropyBackward(Backward):
 
     def sample(rng):
         q, k, v, table, *extra, attrs = _drawn(rng, gates=True)
-        _, lse = call("block_sdpa", *(_array(t) for t in (q, k, v, table, *extra)), **attrs)
-        given = [q, k, table, np.asarray(lse), *extra]
-        return [
-            *given,
-            np.asarray(call("block_entropy", *map(_array, given), **attrs)),
-            rng.normal(size=lse.shape),
-        ], attrs
+        _, lse, entropy = _dense(q, k, v, attrs)
+        return [q, k, table, lse, *extra, entropy, rng.normal(size=lse.shape)], attrs
 
 
-def _array(x: Any) -> Any:
-    from graphwright.array import from_numpy
-
-    return from_numpy(np.asarray(x))
+def _dense(q: Any, k: Any, v: Any, attrs: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """Return out, log-sum-exp and entropy of drawn operands, as if all gates were 1."""
+    k, v = (np.repeat(t, q.shape[1] // t.shape[1], 1) for t in (k, v))
+    s, cap, planes = attrs["scale"] * q @ k.swapaxes(2, 3), attrs["softcap"], attrs["planes"]
+    s = s if cap is None else cap * np.tanh(s / cap)
+    mask = np.repeat(SAMPLED[planes].to_dense(), q.shape[1] // planes, 0)
+    lse = np.logaddexp.reduce(np.where(mask, s, -np.inf), -1)
+    a = np.where(mask, np.exp(s - lse[..., None]), 0.0)
+    return a @ v, lse, -(a * np.log(np.where(a > 0, a, 1.0))).sum(-1)
 
 
 def _drawn(rng: np.random.Generator, gates: bool | None = None) -> list[Any]:

@@ -357,10 +357,12 @@ def op(name: str) -> Callable[[Definition], Definition]:
         for key, compiled in (("emit", emit.template), ("onnx", same_operands)):
             if isinstance(given.get(key), str):
                 given[key] = compiled(given[key])
+        module = given.get("torch_module") is not None  # which is source text too
+        reasoned = [c for c in _REASONED if not (c == "emit" and module)]
         absent = [c for c in ("arity", "infer", "vjp", "sample") if c not in given]
         absent += [
             c
-            for c in _REASONED
+            for c in reasoned
             if c not in absent and given.get(c) is None and c not in why and given.get(_FALLBACKS.get(c, "")) is None
         ]
         if absent:

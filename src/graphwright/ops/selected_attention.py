@@ -36,7 +36,11 @@ class SelectBlocks(Row):
 
     arity, attrs, vjp = (3, 4), {"most": Attr(StaticSize), "ghosts": Attr(Count, 0)}, None
     traits = Traits(amp="keep", fixed=(0, 1, 2, 3), contiguous=(0,))
-    why = {"vjp": "the results are integers"}
+    why = {
+        "vjp": "the results are integers",
+        "emit": "a choice of blocks has no counterpart in a model file",
+        "onnx": "a choice of blocks has no counterpart in ONNX",
+    }
 
     def infer(scores, thresholds, own, *noise, most, ghosts):
         floating(one_dtype(scores, thresholds))
@@ -201,6 +205,7 @@ class SdpaSelected(Row):
 
     arity, attrs, saves = (5, 6), _ATTRS, Saves(inputs=(0, 1, 2, 3, 4, 5), outputs=(0,))
     traits, vm = Traits(attention=True, amp="low", fixed=(3, 4, 5), contiguous=(3, 4)), forms.SDPA_SELECTED
+    why = {"emit": "a choice of blocks has no counterpart in a model file", "onnx": "nor in ONNX"}
 
     def infer(q, k, v, blocks, gates, *start, **attrs):
         _check(q, k, v, blocks, gates, *start, **attrs)

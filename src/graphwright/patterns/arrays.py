@@ -33,7 +33,7 @@ TABLES = {
     "out": ("items", "blocks", "free"),
     "in": ("items", "blocks", "free"),
 }
-COLUMNS = {"nodes": ("index",), "edges": ("kind", "gate", "score", "birth", "pinned")}
+COLUMNS = {"nodes": ("number",), "edges": ("kind", "gate", "score", "birth", "pinned")}
 
 
 def to_arrays(self: Pattern) -> dict[str, Array]:
@@ -113,14 +113,14 @@ def _segment(ids: Array, count: int) -> Array:
 
 def _graph(data: Mapping[str, Array]) -> Graph:
     saved: dict[str, Any] = {part: {name: data[f"{part}.{name}"] for name in names} for part, names in TABLES.items()}
-    declared = Graph({"index": np.int32}, _columns())
+    declared = Graph({"number": np.int32}, _columns())
     for part, table in (("nodes", declared.nodes), ("edges", declared.edges)):
         saved[part]["columns"] = {
             name: {"dtype": table[name].dtype.name, "default": 0, "rows": data[f"{part}.{name}"]}
             for name in COLUMNS[part]
         }
     facts = {"schema": 1, "block": declared.block, "max_generation": declared.max_generation, "version": 0}
-    return Graph.from_dict(saved | facts, {"index": np.int32}, _columns())
+    return Graph.from_dict(saved | facts, {"number": np.int32}, _columns())
 
 
 def _columns() -> dict[str, Any]:
@@ -138,7 +138,7 @@ def _nodes(self: Pattern, graph: Graph, data: Mapping[str, Array]) -> tuple[Arra
         slots = data[name]
         _require(slots.shape == (self.planes, count) and slots.dtype.kind in "iu", f"{name} has a wrong shape or dtype")
         _require(bool(((slots >= 0) & (slots < len(held.node_ids))).all()), f"a slot in {name} is out of range")
-        numbers = held.node_columns["index"][slots]
+        numbers = held.node_columns["number"][slots]
         _require(bool((numbers == np.arange(count)).all()), f"nodes in {name} have other block numbers")
         found.append(np.ascontiguousarray(slots, np.int32))
     together = np.sort(np.concatenate([each.ravel() for each in found]))

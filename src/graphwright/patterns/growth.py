@@ -191,7 +191,7 @@ def add_nodes(self: Pattern, have_rows: int, have_columns: int) -> None:
     rows, columns = self.blocks
     self.query_nodes, self.key_nodes = _wider(self.query_nodes, rows), _wider(self.key_nodes, columns)
     numbers = np.concatenate([np.arange(have_rows, rows), np.arange(have_columns, columns)])
-    nodes = self.graph.add_nodes(len(numbers) * self.planes, index=np.tile(numbers, self.planes))
+    nodes = self.graph.add_nodes(len(numbers) * self.planes, number=np.tile(numbers, self.planes))
     slots = nodes.index.reshape(self.planes, len(numbers))
     self.query_nodes[:, have_rows:rows] = slots[:, : rows - have_rows]
     self.key_nodes[:, have_columns:columns] = slots[:, rows - have_rows :]

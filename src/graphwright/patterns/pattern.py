@@ -109,7 +109,7 @@ class Pattern:
         self._pool = MaskPool(block)
         self.query_nodes: npt.NDArray[np.int32] = np.empty((self.planes, 0), np.int32)
         self.key_nodes: npt.NDArray[np.int32] = np.empty((self.planes, 0), np.int32)
-        self._bind(Graph({"index": np.int32}, EDGE_COLUMNS, BUCKET, debug_counters=debug_counters))
+        self._bind(Graph({"number": np.int32}, EDGE_COLUMNS, BUCKET, debug_counters=debug_counters))
         growth.add_nodes(self, 0, 0)
 
     def _bind(self, graph: Graph) -> None:
@@ -163,7 +163,7 @@ class Pattern:
         self._source, self._target, self._columns = held.source, held.target, held.edge_columns
         self._node_ids, self._edge_ids = held.node_ids, held.edge_ids
         self._out_at, self._in_at = held.outgoing.position, held.incoming.position
-        self._numbers = held.node_columns["index"]
+        self._numbers = held.node_columns["number"]
         self._source_cells, self._target_cells = cells_of(held.source), cells_of(held.target)
         self._query_cells, self._key_cells = cells_of(self.query_nodes), cells_of(self.key_nodes)
         self._node_cells, self._edge_cells = cells_of(held.node_ids), cells_of(held.edge_ids)

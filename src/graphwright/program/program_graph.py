@@ -14,7 +14,7 @@ from graphwright.graph import Graph
 _CHANGES = (
     "add_node", "add_edge", "remove_edge", "remove_node", "rewire_edge", "restore_edge", "restore_node",
     "restore_rewire", "set_node", "set_edge", "add_nodes", "add_edges", "remove_nodes", "remove_edges", "rewire_edges",
-    "restore_nodes", "restore_edges", "restore_rewires", "clear",
+    "restore_nodes", "restore_edges", "restore_rewires", "restore_lists", "sort_lists", "clear",
 )  # fmt: skip
 """The methods of `Graph` that change it."""
 

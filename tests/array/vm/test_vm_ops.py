@@ -22,6 +22,7 @@ OTHER = {
     **{"clamp": "a bound", "topk": "the op sort", "stack": "concat of any number", "dispatch": "bincount and sort"},
     **dict.fromkeys(("expert_mlp", "expert_mlp_backward", "expert_probe"), "scatter_add"),
     **dict.fromkeys(("routed_attention", "routed_attention_backward"), "scatter_add"),
+    "select_blocks": "sort",
 }
 """Ops whose expansion has a step that the VM does not run: that step."""
 FORMS = sorted(n for n in OPS if vm_form(OPS[n]) and n not in OTHER)
@@ -203,6 +204,9 @@ ELSEWHERE = {
     "sample_token": "test_choose: beside its kernel",
     "linear_int8": "test_vm_few_rows: it rounds activations",
     "muon_step": "test_vm_steps: its matrices are small",
+    **dict.fromkeys(("block_sdpa", "block_sdpa_backward", "block_mass"), "tests/ops/test_block_attention.py"),
+    **dict.fromkeys(("block_gate_gradient", "block_entropy", "block_entropy_backward"), "the same"),
+    **dict.fromkeys(("sdpa_selected", "sdpa_selected_backward"), "test_vm_selected_attention"),
 }
 
 

@@ -54,7 +54,8 @@ def test_every_compiled_file_is_in_the_source_hash() -> None:
         waiting = {other for module in waiting for other in imported(module)} - seen
     folders = FOLDER, Path(formulas.__file__).parent
     stamped = {f"graphwright.array.{folder.name}.{file.stem}" for folder in folders for file in folder.glob("*.py")}
-    packages = {"graphwright.array", "graphwright.array.vm", "graphwright.array.formulas"}
+    stamped |= {"graphwright.patterns.table"}
+    packages = {"graphwright.array", "graphwright.patterns", "graphwright.array.vm", "graphwright.array.formulas"}
     assert seen - stamped <= {
         *packages,
         "graphwright.native",

@@ -21,6 +21,7 @@ from graphwright.array import formulas
 from graphwright.array.vm import (  # noqa: F401 (enter their loops)
     attention,
     block_attention,
+    block_measures,
     experts,
     optimizers,
     rows,
@@ -33,10 +34,11 @@ from graphwright.array.vm.code import BYTES, Code
 from graphwright.array.vm.elementwise import LOOPS, cell
 from graphwright.builds import Part
 from graphwright.native import cfunc, marker, source_hash
+from graphwright.patterns import table as words
 
 GROUPS = (
-    "attention", "block_attention", "elementwise", "experts", "selected_attention", "optimizers", "products",
-    "rows", "sampling",
+    "attention", "block_attention", "block_measures", "elementwise", "experts", "selected_attention", "optimizers",
+    "products", "rows", "sampling",
 )  # fmt: skip
 """The modules of the loops, those that take longest to compile first."""
 INSIDE = GROUPS.index("elementwise")  # its loops are part of the machine
@@ -180,7 +182,7 @@ def source() -> int:
 
 
 def _sources() -> tuple[Path, ...]:
-    return Path(__file__).parent, Path(formulas.__file__).parent, Path(native.__file__)
+    return Path(__file__).parent, Path(formulas.__file__).parent, Path(native.__file__), Path(words.__file__)
 
 
 class Machine(NamedTuple):
