@@ -106,7 +106,7 @@ def damage():
     yield "an unknown kind", swap("edges.kind", 0, 3)
     yield "a kind without mask", swap("edges.kind", slice(None), MASKED)
     yield "a gate that does not exist", swap("edges.gate", 0, 4)
-    yield "another block number", swap("nodes.index", 2, 7)
+    yield "another block number", swap("nodes.number", 2, 7)
     yield "a node slot out of range", swap("query_nodes", 0, 10**6)
     yield "a node twice", swap("key_nodes", 0, 1)
     yield "a wrong free list", swap("edges.free", 0, 0)
