@@ -94,7 +94,7 @@ class PatternDigest:
     def _pairs(self, source: Any, target: Any) -> npt.NDArray[np.int64]:
         """Return (plane, query block, key block) of pairs of nodes."""
         p = self._pattern
-        index = p.graph.buffers().node_columns["index"]
+        index = p.graph.buffers().node_columns["number"]
         q, k = index[target].astype(np.int64), index[source].astype(np.int64)
         plane = np.zeros(len(q), np.int64) if p.planes == 1 else (p.query_nodes[:, q] == target).argmax(axis=0)
         return np.stack([plane, q, k], axis=1)
