@@ -57,7 +57,7 @@ def test_results_over_another_pattern_are_not_timed(monkeypatch: pytest.MonkeyPa
         return fewer(q, k, v, timing.random_pattern(96, 0.0, 16))
 
     monkeypatch.setattr(timing, "attend", attend)
-    with pytest.raises(timing.WrongResult, match="differs from dense attention"):
+    with pytest.raises(timing.WrongOutput, match="differs from dense attention"):
         timing.measure(96, 0.8, block=16, rounds=1)
 
 
