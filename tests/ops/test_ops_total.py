@@ -27,6 +27,7 @@ def test_each_field_is_set_or_has_a_reason(name: str) -> None:
     assert row.cost is not None
     for field in ("vjp", "sample", "axes", "emit", "onnx"):
         falls_back = field in ("emit", "onnx") and row.expand is not None
+        falls_back |= field == "emit" and row.torch_module is not None
         assert getattr(row, field) is not None or row.why.get(field) or falls_back, f"{name}.{field} is None, no reason"
     assert set(row.why) <= {"vjp", "sample", "axes", "emit", "onnx"}
     assert row.aten is None or (row.view is None and callable(getattr(torch, row.aten)))

@@ -211,7 +211,7 @@ class BlockMass(_Measure):
 
     arity, vm = (4, 6), forms.BLOCK_MASS
     attrs = {**_ATTRS, "edges": Attr(StaticSize), "reduce": Attr(Literal["sum", "max"], "sum")}
-    traits = Traits(fixed=(2, 3, 4, 5), contiguous=(2, 3))
+    traits = Traits(table=2, fixed=(2, 3, 4, 5), contiguous=(2, 3))
 
     def infer(q, k, table, lse, *extra, edges, reduce, **attrs):
         _check(q, k, None, table, extra, attrs)
@@ -239,7 +239,7 @@ class BlockGateGradient(_Measure):
     """
 
     arity, attrs, vm = (8, 9), _ATTRS, forms.BLOCK_GATE_GRADIENT
-    traits = Traits(fixed=(4, 6, 7, 8), contiguous=(3, 4, 5, 6, 7))
+    traits = Traits(table=7, fixed=(4, 6, 7, 8), contiguous=(3, 4, 5, 6, 7))
 
     def infer(q, k, v, out, lse, g, pairs, table, *extra, **attrs):
         _check(q, k, v, table, extra, attrs)
@@ -271,7 +271,8 @@ class BlockEntropy(Row):
     """
 
     arity, attrs, vm = (4, 6), _ATTRS, forms.BLOCK_ENTROPY
-    saves, traits = Saves(inputs=(0, 1, 2, 3, 4, 5), outputs=(0,)), Traits(fixed=(2, 3, 4, 5), contiguous=(2, 3))
+    saves = Saves(inputs=(0, 1, 2, 3, 4, 5), outputs=(0,))
+    traits = Traits(table=2, fixed=(2, 3, 4, 5), contiguous=(2, 3))
     why = _WHY
 
     def infer(q, k, table, lse, *extra, **attrs):
@@ -313,7 +314,7 @@ class BlockEntropyBackward(Backward):
 
     arity, attrs, results = (6, 8), _ATTRS, ("dq", "dk", "dlse", "dgates")
     vm = forms.BLOCK_ENTROPY_BACKWARD
-    traits = Traits(backward_of="block_entropy", fixed=(2, 3), contiguous=(2, 3, -2, -1), opaque=True)
+    traits = Traits(backward_of="block_entropy", table=2, fixed=(2, 3), contiguous=(2, 3, -2, -1), opaque=True)
     vjp, why = None, {"vjp": "second derivatives through a pattern are not supported"}
 
     def infer(q, k, table, lse, *rest, **attrs):

@@ -21,13 +21,13 @@ import numpy as np
 from graphwright.array.backend import Attrs, Call, Needs, backend, queued_failure, register_backend
 from graphwright.array.device import CPU, Device, DeviceMismatch, DeviceUnavailable
 from graphwright.array.dtype import DType
-from graphwright.array.formulas.block_attention import TABLED
 from graphwright.array.layout import span
 from graphwright.array.memory_pool import Address, Block, DeviceFull, DriverError, MemoryPool
 from graphwright.array.ndarray import NDArray, from_numpy
 from graphwright.array.spec import Spec
 from graphwright.array.storage import Storage
 from graphwright.errors import GraphwrightError
+from graphwright.ops import OPS
 from graphwright.patterns.table import KIND
 
 Range = tuple[int, int]
@@ -377,7 +377,7 @@ class SimBackend:
         missing = {s.dtype for s in (*outs, *ins)} & self.without.get(name, frozenset())
         if missing:
             return Needs(fallback=f"no kernel for {', '.join(sorted(d.name for d in missing))} on {self.device}")
-        if name in TABLED:
+        if name in OPS and OPS[name].traits.table is not None:
             return Needs()  # the kernels of a GPU read the table there, see `PatternMirror`
         return self._cpu.needs(name, outs, ins, attrs)
 

@@ -10,9 +10,6 @@ from graphwright.array.formulas.experts import Choice
 
 ALGORITHMS = ("block", "dense", "reference")
 """Values of the attribute `algorithm` other than "auto"."""
-# by name: the VM and ATen ask before an op is made
-TABLED = frozenset({"block_sdpa", "block_sdpa_backward", "block_mass", "block_entropy", "block_entropy_backward"})
-"""Ops whose kernels read a pattern's table wherever they run."""
 FEW = 3
 """The most queries of a block that are multiplied by each key on its own, not as a tile."""
 PACKED = 16
