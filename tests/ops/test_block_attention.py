@@ -130,7 +130,10 @@ def test_it_equals_dense_masked_attention(case: tuple[Blocks, Arrays, dict[str, 
     results, grads = both(pattern, ins, attrs, g, kind)
     wanted, wanted_grads = oracle(pattern, ins, attrs, g)
     check(results, wanted, 1e-10 if kind is np.float64 else 1e-5)
-    check(grads, wanted_grads, 1e-10 if kind is np.float64 else 3e-5)
+    near = 1e-10 if kind is np.float64 else 3e-5
+    check(grads[:3], wanted_grads[:3], near)
+    # a gate's gradient adds a term per query of its edges, and may be 0 by cancellation: rounding grows as their root
+    check(grads[3:], wanted_grads[3:], near * max(1, np.prod(g.shape[:3]) / 16) ** 0.5)
 
 
 def weights(pattern: Blocks, ins: Arrays, attrs: dict[str, Any]) -> torch.Tensor:
