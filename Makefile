@@ -19,6 +19,7 @@ demo:  ## open, edit, train and export the bundled model; writes graphwright-dem
 
 test:  ## lint, then all tests
 	@scripts/environment.sh all,dev
+	@scripts/triton.sh
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(if $(filter deep,$(HYPOTHESIS_PROFILE)),--timeout 7200)

@@ -41,6 +41,10 @@ timing.SECONDS = 0.02  # tests check what is measured, not how precisely
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
+APART = Path(sys.prefix) / "apart"
+"""Where scripts/triton.sh installs Triton: only processes that have it in PYTHONPATH import it."""
+
+
 def _gpu() -> bool:
     import torch
 
@@ -50,7 +54,7 @@ def _gpu() -> bool:
 NEEDS = {
     "browser": ("a system Chromium (make chromium)", lambda: CHROMIUM is not None),
     "gpu": ("a CUDA device", _gpu),
-    "triton": ("Triton, of the extra `triton`", lambda: find_spec("triton") is not None),
+    "triton": ("Triton (scripts/triton.sh)", lambda: APART.is_dir() or find_spec("triton") is not None),
     "linux": ("Linux", lambda: sys.platform == "linux"),
     "deep": ("HYPOTHESIS_PROFILE=deep", lambda: os.environ.get("HYPOTHESIS_PROFILE") == "deep"),
 }

@@ -119,11 +119,26 @@ def test_a_lock_writes_names_and_versions_that_count_as_installed(directory: Pat
         "numpy==2.5.1",
         "pytest==9.2.0",
         "pytest-timeout==2.4.0",
+        next(line for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines() if line.startswith("triton")),
         "yaml-thing==1.0",
         "Zope==5.0",
     ]
     script(directory, "scripts/environment.sh", "hf")
     assert installs(directory) == ["hf"]
+
+
+@pytest.mark.linux
+def test_triton_is_installed_once_in_a_folder_of_its_own_and_may_be_missing(directory: Path) -> None:
+    script(directory, "scripts/environment.sh", "hf")
+    fake(directory, no_network=1)
+    missing = script(directory, "scripts/triton.sh")
+    assert (missing.returncode, "are skipped" in missing.stderr) == (0, True)
+    fake(directory)
+    for _ in range(2):
+        assert script(directory, "scripts/triton.sh").returncode == 0
+    calls = [call for call in (directory / "log").read_text(encoding="utf-8").splitlines() if "--target" in call]
+    assert len(calls) == 2
+    assert all(".venv/apart triton==" in call for call in calls)
 
 
 def test_a_failed_lock_leaves_the_pins_unchanged(directory: Path) -> None:
