@@ -205,7 +205,10 @@ class SdpaSelected(Row):
 
     arity, attrs, saves = (5, 6), _ATTRS, Saves(inputs=(0, 1, 2, 3, 4, 5), outputs=(0,))
     traits, vm = Traits(attention=True, amp="low", fixed=(3, 4, 5), contiguous=(3, 4)), forms.SDPA_SELECTED
-    why = {"emit": "a choice of blocks has no counterpart in a model file", "onnx": "nor in ONNX"}
+    why = {
+        "emit": "attention over chosen blocks has no counterpart in a model file",
+        "onnx": "attention over chosen blocks has no counterpart in ONNX",
+    }
 
     def infer(q, k, v, blocks, gates, *start, **attrs):
         _check(q, k, v, blocks, gates, *start, **attrs)
