@@ -58,8 +58,8 @@ class GateOp(Row):
     arity, attrs, cost = 4, {"sizes": Attr(tuple[StaticSize, ...]), "groups": Attr(tuple[str, ...], ())}, _cost
     saves, traits = Saves(inputs=(0, 1, 2, 3)), replace(_TRAITS, gates=True)
     why = {
-        "onnx": "gates are hardened or folded before an export",
-        "emit": "gates are hardened or folded before an export",
+        "onnx": "an export needs hardened or folded gates: dg.discretize(..., to='one') or to='fold'",
+        "emit": "an export needs hardened or folded gates: dg.discretize(..., to='one') or to='fold'",
     }
 
     def infer(logits, table, temperature, run, sizes, groups):

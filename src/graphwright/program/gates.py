@@ -281,10 +281,15 @@ def between(p: Program, site: NodeId) -> list[NodeId]:
 
 
 def refuse_soft(p: Program, what: str) -> None:
-    """Raise SoftGates, listing the gates, if a program has any; `what` is the operation that cannot handle them."""
+    """Raise SoftGates, listing the gates, if a program has any; `what` is the operation that cannot handle them.
+
+    The fix of gates that cannot be folded is `to="one"`: the default of `discretize` freezes open ones.
+    """
     names = [gate.owner for gate in gates(p).values()]
     if names:
         fix = 'remove gates by DifferentiableGraph(program).discretize(), or fold them by discretize(0, to="fold")'
+        if any(gate.over in ("pattern", "choice") for gate in gates(p).values()):
+            fix = 'dg = DifferentiableGraph(program); dg.discretize(..., to="one"), because no weights can absorb them'
         got = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
         raise SoftGates(f"{what} does not support gates", where=p.name, got=got, fix=fix)
 

@@ -294,7 +294,8 @@ class DifferentiableGraph:
         Args:
             by: decision probability below which elements are cut, or a policy.
             to: what replaces open gates: `one` (the number 1); `fold` (multiply adjacent weights by the gate; gates
-                without such weights are frozen); `auto` (fold `sigmoid` and `scale` gates, replace other kinds by 1).
+                without such weights, e.g. those of a pattern's edges, are frozen); `auto` (fold `sigmoid` and `scale`
+                gates, replace other kinds by 1). A program with frozen gates cannot be exported.
             probe: batch for measuring the loss before and after, and for computing gradients for the journal.
             task: as in `JointOptimizer`; by default the first scalar output.
             copy: harden a fork; leave the program unchanged.

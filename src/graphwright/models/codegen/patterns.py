@@ -92,7 +92,7 @@ def why_not_masked(p: Program, node: NodeId) -> str:
     if attrs["softcap"] is not None:
         return f"softcap {attrs['softcap']} bounds its scores"
     if "gates" in attrs["optional"]:
-        return "edges have gates that are not constants 0 or 1; harden them first"
+        return 'edges have gates that are not constants 0 or 1; dg.discretize(..., to="one") hardens trained ones'
     if any(p.edge_value(edge).port for edge in p.out_edges(node)) or Value(node, 1) in p.outputs():
         return "its log-sum-exp is read"
     return ""
