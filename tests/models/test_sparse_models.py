@@ -13,6 +13,7 @@ import transformers
 from checkpoints import SIZES, Made, relative, some_ids
 
 import graphwright as gw
+from block_edges import edges_of
 from graphwright import attention as at
 from graphwright.errors import UsageError
 from graphwright.models import StaleCache
@@ -258,6 +259,46 @@ def test_generation_grows_the_pattern_and_equals_a_pattern_of_full_length(byte_m
         texts.append(m.generate(prompt, max_new_tokens=30, cache=m.new_cache(64, kind="static")).ids)
     assert np.array_equal(*texts)
     assert at.patterns(grown)["pattern"].tokens[0] >= len(texts[0])
+
+
+@pytest.mark.parametrize(("block", "tokens", "prompt"), [(8, 1, 1), (8, 20, 17), (16, 20, 7), (16, 40, 33), (64, 20, 11)])
+def test_decoding_extends_a_short_last_block_between_edits(
+    block: int, tokens: int, prompt: int, made: Callable[[str], Made]
+) -> None:
+    m = gw.open(made("llama").path)
+    pattern = at.sliding_window(tokens, 9, block=block) | at.star(tokens, global_tokens=2, window=6, block=block)
+    last = pattern.blocks[0] - 1
+    pattern.cut(edges_of(pattern, (last, 0)))
+    pattern.connect(last, 0)
+    if last:
+        pattern.cut(edges_of(pattern, (last - 1, 0)))
+    at.sparsify(m, "layers.*.attn", pattern)
+    cache = m.new_cache(80, kind="static")
+    ids = some_ids((1, 76), seed=4)
+    found = [cache.step(ids[:, :prompt], all_logits=True).to_numpy("float32")]
+    for t in range(prompt, 76):
+        row = t // block
+        if t % block == 0 and row < pattern.blocks[0] and row > 3 and not pattern.has(row, 1):
+            pattern.connect(row, 1)  # before the first token of the block runs
+        found.append(cache.step(ids[:, t : t + 1]).to_numpy("float32"))
+    assert pattern.tokens[0] >= 76
+    assert relative(np.concatenate(found, axis=1), m.logits(ids)) < 1e-5
+
+
+def test_an_edit_after_an_extension_makes_the_row_of_cached_tokens_stale(made: Callable[[str], Made]) -> None:
+    m = gw.open(made("llama").path)
+    pattern = at.star(20, global_tokens=2, window=9, block=8)
+    at.sparsify(m, "layers.*.attn", pattern)
+    cache = m.new_cache(47, kind="static")
+    for part in (IDS[:1, :19], IDS[:1, 19:20], IDS[:1, 20:21]):  # the last one extends the pattern
+        cache.step(part)
+    assert pattern.tokens[0] > 20
+    cache.check()
+    pattern.cut(edges_of(pattern, (2, 0)))  # tokens 16 to 23
+    with pytest.raises(StaleCache):
+        cache.step(IDS[:1, 21:22])
+    m.program.undo()
+    cache.step(IDS[:1, 21:22])
 
 
 # -- training ----------------------------------------------------------------------------------------------------------

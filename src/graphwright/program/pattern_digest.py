@@ -30,7 +30,8 @@ class PatternDigest:
     """Sums of digests of the edges of a pattern, brought up to date by `follow`.
 
     Attributes:
-        rows: uint64 [query blocks], the sums of each query block over all planes.
+        rows: uint64 [query blocks], the sums of each query block over all planes. The sum of a block that gets more
+            tokens by an extension stays, if the tokens that it had see the same keys as before.
     """
 
     def __init__(self, pattern: Pattern) -> None:
@@ -70,7 +71,17 @@ class PatternDigest:
             before, after = change.tokens
             if after < before:
                 return False  # the nodes of the removed edges are gone
-            self.rows = np.concatenate([self.rows, np.zeros(self._pattern.blocks[0] - len(self.rows), np.uint64)])
+            p, known = self._pattern, self.rows
+            self.rows = np.concatenate([known, np.zeros(p.blocks[0] - len(known), np.uint64)])
+            self._count_rows(change)
+            if p.causal and before[1] >= p.q_start + before[0]:  # all new keys come after the queries that were there
+                self.rows[: len(known)] = known
+        else:
+            self._count_rows(change)
+        return True
+
+    def _count_rows(self, change: PatternChange) -> None:
+        """Count the edges that a change added, removed or wrote."""
         rows = change.rows
         pairs, op = self._pairs(rows["source"], rows["target"]), rows["op"]
         for sign, kind in ((1, ADD), (-1, CUT)):
@@ -89,7 +100,6 @@ class PatternDigest:
             for number in _COUNTED.values():
                 at = written & (rows["column"] == number)
                 self._count(pairs[at], _column_words(number, rows[side][at]), sign)
-        return True
 
     def _pairs(self, source: Any, target: Any) -> npt.NDArray[np.int64]:
         """Return (plane, query block, key block) of pairs of nodes."""
