@@ -166,19 +166,33 @@ def test_a_pattern_grows_by_its_rule_and_one_without_a_rule_is_refused(made: Cal
         bare.logits(IDS)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_does_not_change_the_logits_of_tokens(side: str, made: Callable[[str], Made]) -> None:
+@pytest.mark.parametrize("layers", ["*", "1"])
+@pytest.mark.parametrize("padding", [[*range(13)], [*range(30, 47)], [0, 1, 2, 20, 21, 46]])
+def test_padding_does_not_change_the_logits_of_tokens(
+    padding: list[int], layers: str, made: Callable[[str], Made]
+) -> None:
+    """Rows of a pattern are counted from the first token of each text, as in exported files."""
     m = gw.open(made("llama").path)
-    at.sparsify(m, "layers.*.attn", at.causal_full(64, block=8))
+    pattern = at.star(64, global_tokens=3, window=6, block=8)
+    pattern.connect(4, 2)
+    at.sparsify(m, f"layers.{layers}.attn", pattern)
     mask = np.ones((2, 47), bool)
-    mask[0, : 13 if side == "left" else None] = side != "left"
-    if side == "right":
-        mask[0, 30:] = False
-        mask[0, :30] = True
+    mask[0, padding] = False
     found = m.logits(IDS, mask)
     own = m.logits(IDS[:1, mask[0]])
     assert relative(found[0][mask[0]], own[0]) < 1e-5
     assert relative(found[1], m.logits(IDS[1:])[0]) < 1e-5
+
+
+def test_padding_may_have_scores_with_a_bound(made: Callable[[str], Made]) -> None:
+    m = gw.open(made("llama").path)
+    at.sparsify(m, "layers.*.attn", at.star(64, global_tokens=3, window=6, block=8))
+    with m.program.edit("softcap") as e:
+        for node in m.program.of_traits(attention=True):
+            e.set_attr(node, softcap=0.2)
+    mask = np.arange(47) >= np.array([[9], [0]])
+    found = m.logits(IDS, mask)
+    assert relative(found[0, 9:], m.logits(IDS[:1, 9:])[0]) < 1e-5
 
 
 # -- caches ------------------------------------------------------------------------------------------------------------

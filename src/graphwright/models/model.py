@@ -20,6 +20,7 @@ from graphwright.models.export.write import save_model
 from graphwright.models.generation.cache import CHUNK, KVCache, StaticCache, check_cache_of
 from graphwright.models.generation.cached_program import with_padding
 from graphwright.models.generation.generate import decode, generate, generate_many
+from graphwright.models.generation.padding import tokens_first
 from graphwright.models.generation.paged import PagedCache, PagedKeywords
 from graphwright.models.generation.pattern_rows import extend_patterns
 from graphwright.models.generation.text import UNBOUNDED, check_ids, check_mask, encoded, feeds_of, vocabulary
@@ -157,7 +158,8 @@ class Model:
 
         Args:
             ids: a text, or int array-like [B, T] or [T].
-            mask: bool array-like of the same shape, false for padding; positions are counted without padding.
+            mask: bool array-like of the same shape, false for padding; positions are counted without padding, and so
+                are the rows of attention patterns.
             deterministic: give the bits of `program.run`; see `CompileOptions`.
         Raises: PromptError; NonFinite naming the weight that has a NaN or infinity.
         """
@@ -169,9 +171,14 @@ class Model:
             if self._padded is None or self._padded[0] != self.program.plan_version:
                 self._padded = self.program.plan_version, with_padding(self.program)
             seen = check_mask(mask, batch.shape)
+            order = tokens_first(self.program, seen)
+            if order is not None:
+                batch, seen = (np.take_along_axis(each, order, 1) for each in (batch, seen))
             positions = np.maximum(np.cumsum(seen, axis=1) - 1, 0)
-            extra = {"mask": seen, "positions": positions}
-            return self._run(self._padded[1], batch, deterministic, **extra).reshape(*shape, -1)
+            found = self._run(self._padded[1], batch, deterministic, mask=seen, positions=positions)
+            if order is not None:
+                found = np.take_along_axis(found, np.argsort(order, axis=1)[..., None], 1)
+            return found.reshape(*shape, -1)
 
     def _run(self, p: Program, ids: np.ndarray, deterministic: bool, **extra: np.ndarray) -> np.ndarray:
         extend_patterns(p, ids.shape[1])

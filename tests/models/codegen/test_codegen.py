@@ -231,6 +231,8 @@ def test_generated_code_matches_the_program_in_transformers(runs, case):
     # patterns count from the first token of a text, so that padding does not change what a token sees
     alone = [m.logits(row[None, shown])[0] for row, shown in zip(ids, seen, strict=True)]
     assert checkpoints.relative(found["padded"][seen], np.concatenate(alone)) <= 1e-5
+    if m.program.patterns:
+        assert checkpoints.relative(found["padded"][seen], m.logits(ids, seen)[seen]) <= 1e-5
     np.testing.assert_array_equal(found["kept"], found["logits"][:, -2:])
     assert checkpoints.relative(found["low"], found["logits"]) < 0.2  # loads and runs in bfloat16 too
 

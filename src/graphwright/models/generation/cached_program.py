@@ -34,6 +34,7 @@ from graphwright.plan.options import CompileOptions
 from graphwright.program.derived.rewrite import rewrite
 from graphwright.program.kinds import INPUT, PATTERN, STATE, STORED
 from graphwright.program.op_graph import Value
+from graphwright.program.patterns import pattern_at
 from graphwright.program.primitives import add_assign, add_op, add_source, set_outputs
 from graphwright.program.validate import refuse_broken
 from graphwright.program.weights import add_weight
@@ -260,7 +261,7 @@ def fingerprints(p: Program) -> dict[str, str]:
 def with_padding(p: Program) -> Program:
     """Return a copy of the program with an input `mask` [B, T]; attention ops ignore keys where it is false.
 
-    Routed heads get the tokens alone where it is true. Raises: UsageError if their runs do not come from an op that
+    Attention over patterns needs the padding after the tokens, see `tokens_first`. Routed heads get the tokens alone where it is true. Raises: UsageError if their runs do not come from an op that
     routes.
     """
 
@@ -274,7 +275,10 @@ def with_padding(p: Program) -> Program:
             return Value(add_op(new, p.op(node), [operands[0], *runs, *operands[RUNS.stop :]], attrs, p.path(node)))
         if "key_mask" in attrs["optional"]:
             return None  # it already has a mask
-        if traits(p.op(node)).table is not None:
+        if (table := traits(p.op(node)).table) is not None:
+            pattern = pattern_at(p, p.operands(node)[table].node)
+            if pattern is not None and pattern.causal:
+                return None  # no token sees the padding after it
 
             def add(op: str, operands: list[Value], label: str, **attrs: Any) -> Value:
                 return Value(add_op(new, op, operands, attrs, f"{p.path(node)}.{label}"))

@@ -1,15 +1,22 @@
-"""Padding for attention over patterns: the scores of keys that a mask hides get a large negative number."""
+"""Padding for attention over patterns: the scores of keys that a mask hides get a large negative number.
+
+Rows of a pattern are counted from the first token of a text, so padding is moved after the tokens.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from graphwright.array import float16, float32
 from graphwright.errors import UsageError
+from graphwright.ops import traits
 
 if TYPE_CHECKING:
     from graphwright.array import DType
     from graphwright.program.op_graph import OpGraph, Value
+    from graphwright.program.program import Program
 
 _LARGE = 1e6
 """Difference of scores by which a hidden key is below all others; its weight is then exactly 0."""
@@ -22,6 +29,21 @@ class Add(Protocol):
     def __call__(self, op: str, operands: list[Value], label: str, **attrs: Any) -> Value:
         """Add the node; return its first result."""
         ...
+
+
+def tokens_first(p: Program, mask: np.ndarray) -> np.ndarray | None:
+    """Return indices int64 [B, T] that move the tokens of each row before its padding; None if nothing has to move.
+
+    Only attention over a pattern depends on it: its rows and columns are counted from the start of the array.
+
+    Args:
+        p: the program that will run.
+        mask: bool [B, T], false for padding.
+    """
+    sparse = any(traits(p.op(n)).table is not None for n in p.of_traits(attention=True))
+    if not sparse or not (mask[:, 1:] > mask[:, :-1]).any():
+        return None
+    return np.argsort(~mask, axis=1, kind="stable")
 
 
 def hide_keys(
