@@ -275,7 +275,9 @@ def test_generation_grows_the_pattern_and_equals_a_pattern_of_full_length(byte_m
     assert at.patterns(grown)["pattern"].tokens[0] >= len(texts[0])
 
 
-@pytest.mark.parametrize(("block", "tokens", "prompt"), [(8, 1, 1), (8, 20, 17), (16, 20, 7), (16, 40, 33), (64, 20, 11)])
+@pytest.mark.parametrize(
+    ("block", "tokens", "prompt"), [(8, 1, 1), (8, 20, 17), (16, 20, 7), (16, 40, 33), (64, 20, 11)]
+)
 def test_decoding_extends_a_short_last_block_between_edits(
     block: int, tokens: int, prompt: int, made: Callable[[str], Made]
 ) -> None:

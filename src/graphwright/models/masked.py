@@ -65,7 +65,10 @@ def _constant(new: Program, pattern: Pattern) -> Value:
 def _dense(
     new: Program, path: str, attrs: Any, operands: list[Value], pattern: Pattern, mask: Value
 ) -> Value:  # fmt: skip
-    """Add softmax(scale · q kᵀ where the mask is true) v; return the result [B, H, Tq, Dv]."""
+    """Add softmax(scale · q kᵀ where the mask is true) v; return the result [B, H, Tq, Dv].
+
+    With a softcap c, scores s become c·tanh(s / c) before the mask.
+    """
     q, k, v = operands[:3]
     heads, groups = new.spec(q).shape[1], new.spec(k).shape[1]
     assert isinstance(heads, int)
@@ -89,5 +92,8 @@ def _dense(
     k, v = (add(label, "unsqueeze", [t], axes=(2,)) for label, t in (("k", k), ("v", v)))
     scores = add("scores", "matmul", [q, add("k_t", "permute", [k], axes=(0, 1, 2, 4, 3))])
     scaled = add("scaled", "mul", [scores, add("scale", "full_like", [scores], value=attrs["scale"])])
+    if (cap := attrs["softcap"]) is not None:
+        limit = add("softcap", "full_like", [scores], value=cap)
+        scaled = add("bounded", "mul", [add("tanh", "tanh", [add("ratio", "div", [scaled, limit])]), limit])
     mixed = add("mixed", "matmul", [add("weights", "softmax", [scaled, seen]), v])
     return add("out", "flatten", [mixed], start=1, end=2)

@@ -88,6 +88,12 @@ def _group(q: Spec, k: Spec) -> int:
     return int(q.shape[1]) // int(k.shape[1])
 
 
+def _module_args(ins: Sequence[Spec], attrs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the arguments of the module of generated code that computes the attention."""
+    args = _group(*ins[:2]), attrs["scale"]
+    return args if attrs["softcap"] is None else (*args, attrs["softcap"])
+
+
 def _flops(q: Spec, k: Spec, width: int) -> int:
     """Return the operations of one product over all pairs: the edges are data, so this is the most it can be."""
     return 2 * prod(q.sizes[:3]) * k.sizes[2] * width
@@ -125,7 +131,7 @@ class BlockSdpa(Row):
     arity, attrs, algorithms = (4, 6), _ATTRS, _ALGORITHMS
     saves, results = Saves(inputs=(0, 1, 2, 3, 4, 5), outputs=(0, 1)), ("out", "lse")
     traits = Traits(attention=True, table=3, amp="low", fixed=(3, 4, 5), contiguous=(3,))
-    torch_module = TorchModule("PatternAttention", lambda ins, a: (_group(*ins[:2]), a["scale"]), run=True)
+    torch_module = TorchModule("PatternAttention", _module_args, run=True)
     why, vm = {"onnx": _WHY["onnx"]}, forms.BLOCK_SDPA
 
     def infer(q, k, v, table, *extra, **attrs):

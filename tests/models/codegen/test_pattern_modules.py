@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from transformers.models.gemma2 import modeling_gemma2 as gemma2
 
 from block_edges import edges_of
 from graphwright import attention as at
@@ -99,3 +100,31 @@ def test_equal_masks_of_blocks_are_stored_once():
     assert lists.masks.shape == (3, 64, 8)  # all pairs, the diagonal, the far edge of the window
     assert len(lists.edges) == len(at.sliding_window(4096, 512, block=64))
     assert (lists.masks[0] == 255).all()
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("weights", [False, True])
+def test_a_softcap_is_that_of_gemma_2(weights):
+    """Of the attention of Gemma 2 in transformers, with the pattern as its mask; FlexAttention agrees."""
+    names: dict[str, Any] = {"torch": torch, "F": F, "nn": nn, "BlockMask": BlockMask}
+    exec(CLASSES["PatternAttention"], names)
+    names["flex"] = flex_attention  # not compiled
+    made, pattern, rng = (
+        names["PatternAttention"](HEADS // GROUPS, 0.3, 1.5),
+        patterns()["random"],
+        np.random.default_rng(2),
+    )
+    q, k, v = (torch.from_numpy(rng.normal(size=(2, h, 290, 16)).astype(np.float32)) for h in (HEADS, GROUPS, GROUPS))
+    blocks = module(pattern)
+    seen = blocks(run(290), HEADS, 290)
+    state = SimpleNamespace(cache=None, seen={"p": seen}, attentions=[] if weights else None)
+    found, _ = made(q, k, v, "p", state)
+    rows = seen.any(-1, keepdim=True)
+    mask = torch.where(seen, 0.0, -torch.inf).masked_fill(~rows, 0.0)
+    shape: Any = SimpleNamespace(num_key_value_groups=HEADS // GROUPS, training=False)
+    wanted, own = gemma2.eager_attention_forward(shape, q, k, v, mask, scaling=0.3, softcap=1.5)
+    torch.testing.assert_close(found, wanted.transpose(1, 2).masked_fill(~rows, 0.0), atol=1e-5, rtol=1e-5)
+    if weights:
+        torch.testing.assert_close(state.attentions[0], own.masked_fill(~rows, 0.0), atol=1e-6, rtol=1e-5)
+    state.seen["p"] = blocks.block_mask(blocks.table(), HEADS, 290)
+    torch.testing.assert_close(made(q, k, v, "p", state)[0], found, atol=1e-5, rtol=1e-5)

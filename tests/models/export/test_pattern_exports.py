@@ -272,9 +272,18 @@ def test_trained_gates_are_refused_until_they_are_hardened(opened, tmp_path):
     assert checkpoints.relative(logits_of(tmp_path / "out", trust_remote_code=True), m.logits(IDS)) <= 1e-5
 
 
-def test_a_bound_of_scores_is_refused(opened):
-    m = opened("llama")
-    at.sparsify(m, "layers.0.attn", at.star(64, global_tokens=3, window=9, block=4))
+@pytest.mark.parametrize("pattern", ["star", "window"])
+def test_a_softcap_is_written_and_applied_before_the_mask(opened, tmp_path, pattern):
+    m = opened("mistral", sliding_window=None)
+    star = at.star(64, global_tokens=3, window=9, block=4)
+    at.sparsify(m, "layers.*.attn", star if pattern == "star" else at.sliding_window(64, 9, block=4))
+    before = m.logits(IDS)
     with m.program.edit("softcap") as e:
-        e.set_attr("layers.0.attn.sdpa", softcap=3.0)
-    assert "softcap 3.0 bounds its scores" in str(m.export_plan())
+        for node in m.program.of_traits(attention=True):
+            e.set_attr(node, softcap=0.05)
+    assert checkpoints.relative(m.logits(IDS), before) > 1e-3
+    receipt = m.export(tmp_path / "out", **QUICK, prompts=[IDS[0, :9]])
+    assert (receipt.level_name, receipt.exact) == ("generated_code", True)
+    assert checkpoints.relative(logits_of(tmp_path / "out", trust_remote_code=True), m.logits(IDS)) <= 1e-5
+    source = next((tmp_path / "out").glob("modeling_*.py")).read_text()
+    assert "0.05" in source

@@ -12,6 +12,7 @@ from block_edges import edges_of
 from graphwright import attention as at
 from graphwright.models import ExportError
 from graphwright.models.onnx import run_cached, run_onnx, save_onnx
+from graphwright.program import Value
 
 TOKENS = 48
 
@@ -55,12 +56,27 @@ def test_patterns_are_read_through_a_cache(made, tmp_path, name):
         assert checkpoints.relative(run_cached(file, ids, cuts), m.logits(ids)) <= 1e-5
 
 
+def test_a_softcap_is_applied_before_the_mask(made, tmp_path):
+    m = gw.open(made("llama").path)
+    at.sparsify(m, "layers.*.attn", patterns()["star"])
+    ids = checkpoints.some_ids((2, 40), seed=2)
+    before = m.logits(ids)
+    with m.program.edit("softcap") as e:
+        for node in m.program.of_traits(attention=True):
+            e.set_attr(node, softcap=0.05)
+    assert checkpoints.relative(m.logits(ids), before) > 1e-3
+    file = save_onnx(m.program, tmp_path / "model.onnx")
+    (run,) = run_onnx(file, [{"ids": ids, "positions": np.broadcast_to(np.arange(40), ids.shape).copy()}])
+    assert checkpoints.relative(run["logits"], m.logits(ids)) <= 1e-5
+
+
 def test_what_a_mask_cannot_express_is_refused(made, tmp_path):
     m = gw.open(made("llama").path)
     at.sparsify(m, "layers.1.attn", patterns()["star"])
-    with m.program.edit("softcap") as e:
-        e.set_attr("layers.1.attn.sdpa", softcap=2.0)
-    with pytest.raises(ExportError, match=r"layers\.1\.attn\.sdpa.*(?s:.)*softcap 2.0"):
+    node = m.program.node("layers.1.attn.sdpa")
+    with m.program.edit("read the log-sum-exp") as e:
+        e.set_outputs(logits=m.program.output("logits"), lse=Value(node, 1))
+    with pytest.raises(ExportError, match=r"layers\.1\.attn\.sdpa.*(?s:.)*log-sum-exp"):
         save_onnx(m.program, tmp_path / "model.onnx")
     m = gw.open(made("llama").path)
     at.sparsify(m, "layers.1.attn", at.star(20000, global_tokens=3, window=64))

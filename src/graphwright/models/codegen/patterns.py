@@ -89,8 +89,6 @@ def why_not_masked(p: Program, node: NodeId) -> str:
     attrs = p.attrs(node)
     if pattern_of(p, node) is None:
         return "its table does not belong to a pattern of the program"
-    if attrs["softcap"] is not None:
-        return f"softcap {attrs['softcap']} bounds its scores"
     if "gates" in attrs["optional"]:
         return 'edges have gates that are not constants 0 or 1; dg.discretize(..., to="one") hardens trained ones'
     if any(p.edge_value(edge).port for edge in p.out_edges(node)) or Value(node, 1) in p.outputs():

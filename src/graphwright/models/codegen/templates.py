@@ -236,12 +236,15 @@ class Attention(nn.Module):
 class PatternAttention(nn.Module):
     """Attention over a pattern, with grouped heads: FlexAttention for prompts on CUDA, else a mask.
 
-    A query that sees no key gives 0.
+    A query that sees no key gives 0. With a softcap c, scores s become c·tanh(s / c).
     """
 
-    def __init__(self, groups, scaling):
+    def __init__(self, groups, scaling, softcap=None):
         super().__init__()
-        self.num_key_value_groups, self.scaling = groups, scaling
+        self.num_key_value_groups, self.scaling, self.softcap = groups, scaling, softcap
+
+    def bounded(self, scores):
+        return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
 
     def forward(self, q, k, v, pattern, run):
         if run.cache is not None:
@@ -250,15 +253,17 @@ class PatternAttention(nn.Module):
             run.seen[pattern] = pattern(run, q.shape[1], k.shape[2])
         seen, grouped = run.seen[pattern], self.num_key_value_groups > 1
         if isinstance(seen, BlockMask):
-            return flex(q, k, v, block_mask=seen, scale=self.scaling, enable_gqa=grouped), None
+            change = None if self.softcap is None else lambda s, b, h, i, j: self.bounded(s)
+            return flex(q, k, v, change, block_mask=seen, scale=self.scaling, enable_gqa=grouped), None
         seen = seen.to(q.device)
-        if run.attentions is None:
+        if run.attentions is None and self.softcap is None:
             out = F.scaled_dot_product_attention(q, k, v, seen, scale=self.scaling, enable_gqa=grouped)
             return out.masked_fill(~seen.any(-1, keepdim=True), 0.0), None
         k, v = (t.repeat_interleave(self.num_key_value_groups, 1) for t in (k, v))
-        scores = (q @ k.transpose(2, 3) * self.scaling).masked_fill(~seen, -torch.inf)
+        scores = self.bounded(q @ k.transpose(2, 3) * self.scaling).masked_fill(~seen, -torch.inf)
         weights = scores.softmax(-1, dtype=torch.float32).nan_to_num().to(q.dtype)
-        run.attentions.append(weights)
+        if run.attentions is not None:
+            run.attentions.append(weights)
         return weights @ v, None''',
     '''class Experts(nn.ModuleDict):
     """Experts by number; `widths` has the width of each, `names` its linear layers: gate if there is one, up, down."""

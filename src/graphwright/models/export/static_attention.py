@@ -84,9 +84,14 @@ def _gates_of(p: Program, node: NodeId) -> Value | None:
 
 # -- windows -----------------------------------------------------------------------------------------------------------
 def _as_window(e: Transaction, node: NodeId) -> None:
-    """Replace an attention over a pattern by a dense one with the same window, if the pattern is one."""
+    """Replace an attention over a pattern by a dense one with the same window, if the pattern is one.
+
+    An attention with a softcap stays, because `sdpa` has none.
+    """
     p, pattern = e.program, pattern_of(e.program, node)
-    if why_not_static(p, node) or pattern is None or (rule := causal_rule(pattern)) is None:
+    if why_not_static(p, node) or p.attrs(node)["softcap"] is not None:
+        return
+    if pattern is None or (rule := causal_rule(pattern)) is None:
         return
     table = p.operands(node)[3]
     given = {"scale": p.attrs(node)["scale"], "causal": True, "window": rule.window, "optional": ()}

@@ -261,8 +261,8 @@ def fingerprints(p: Program) -> dict[str, str]:
 def with_padding(p: Program) -> Program:
     """Return a copy of the program with an input `mask` [B, T]; attention ops ignore keys where it is false.
 
-    Attention over patterns needs the padding after the tokens, see `tokens_first`. Routed heads get the tokens alone where it is true. Raises: UsageError if their runs do not come from an op that
-    routes.
+    Attention over patterns needs the padding after the tokens, see `tokens_first`. Routed heads get the tokens alone
+    where it is true. Raises: UsageError if their runs do not come from an op that routes.
     """
 
     def start(new: Program) -> None:
