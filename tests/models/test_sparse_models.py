@@ -301,6 +301,28 @@ def test_decoding_extends_a_short_last_block_between_edits(
     assert relative(np.concatenate(found, axis=1), m.logits(ids)) < 1e-5
 
 
+def test_decoding_reads_no_entry_that_no_later_row_reaches(made: Callable[[str], Made]) -> None:
+    """Each block of keys that is dropped, here filled with NaN, once no edge of the current and later rows reaches it."""
+    m, ids, block = gw.open(made("llama").path), some_ids((1, 70), seed=5), 4
+    pattern = at.sliding_window(72, 6, block=block) | at.star(72, global_tokens=2, window=3, block=block)
+    pattern.connect(13, 5)
+    pattern.connect(16, 9)
+    at.sparsify(m, "layers.*.attn", pattern)
+    cache = m.new_cache(72, kind="static")
+    found, dropped = [cache.step(ids[:, :5], all_logits=True).to_numpy("float32")], dict[int, int]()
+    for t in range(5, 70):
+        pairs = pattern.pairs()
+        reached = set(pairs[pairs[:, 1] >= t // block, 2].tolist())
+        for j in {*range(t // block)} - reached - {*dropped}:
+            dropped[j] = t
+            for entries in cache._entries():
+                entries.to_numpy(bits=True)[:, :, block * j : block * (j + 1)] = np.nan
+        found.append(cache.step(ids[:, t : t + 1]).to_numpy("float32"))
+    assert set(dropped) == {*range(1, 15)}  # block 0 has the global tokens
+    assert (dropped[5], dropped[9], dropped[6]) == (56, 68, 36)  # 5 and 9 have manual edges
+    assert relative(np.concatenate(found, axis=1), m.logits(ids)) < 1e-5
+
+
 def test_an_edit_after_an_extension_makes_the_row_of_cached_tokens_stale(made: Callable[[str], Made]) -> None:
     m = gw.open(made("llama").path)
     pattern = at.star(20, global_tokens=2, window=9, block=8)
