@@ -319,6 +319,27 @@ def test_journal_of_ten_thousand_edits_is_small_and_undoes_them():
     assert pattern.hash(positions=True) == start
 
 
+def test_journal_of_ten_thousand_cuts_of_edges_with_random_scores():
+    """A score costs 4.2 bytes: random float32 numbers are not compressible, and base 85 has 5 characters for 4 bytes."""
+    rng = np.random.default_rng(1)
+    pattern = pt.sliding_window(131_072, 512, 64)
+    scores = rng.random(len(pattern)).astype(np.float32)
+    with pattern.edit("scores") as e:
+        e.set(pattern.edges(), score=scores)
+    sizes = []
+    for scored in (True, False):
+        if not scored:
+            with pattern.edit("no scores") as e:
+                e.set(pattern.edges(), score=0)
+        pattern.cut(pattern.edges()[np.random.default_rng(2).permutation(len(pattern))[:10_000]])
+        sizes.append(len(json.dumps(pattern.journal[-1].change.to_json())))
+        pattern.undo()
+    assert sizes[0] <= 16 * 10_000 + 1024
+    assert 3.9 * 10_000 < sizes[0] - sizes[1] < 5 * 10_000
+    pattern.undo()
+    assert np.array_equal(pattern.edges["score"], scores)
+
+
 def test_a_change_that_does_not_fit_is_refused_as_a_whole():
     pattern = Pattern(256, 16)
     with pattern.edit("first") as e:

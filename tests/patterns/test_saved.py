@@ -227,8 +227,15 @@ def test_flex_masks_of_mask_mods_are_tabulated_or_refused():
         return bool(k <= q)
 
     mask.mask_mod = scalars
-    with pytest.raises(pt.MaskLost, match="arrays"):
+    with pytest.raises(pt.MaskLost, match=r"arrays(?s:.)*materialize=True"):
         Pattern.from_flex(mask)
+    mask = flex.create_block_mask(causal_but_one, None, 2, 40, 40, device="cpu", BLOCK_SIZE=16)
+    mask.mask_mod = lambda b, h, q, k: bool(k <= q) and int(k) != 5
+    i, j = np.arange(40)[:, None], np.arange(40)
+    with pytest.raises(pt.MaskLost):
+        Pattern.from_flex(mask)
+    found = Pattern.from_flex(mask, materialize=True)
+    assert np.array_equal(found.to_dense(), np.repeat([(j <= i) & (j != 5)], mask.shape[1], 0))
     with pytest.raises(pt.PatternShape):
         Pattern.from_flex(flex.create_block_mask(causal_but_one, 2, 1, 128, 128, device="cpu", BLOCK_SIZE=32))
 
