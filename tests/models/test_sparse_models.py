@@ -302,7 +302,7 @@ def test_decoding_extends_a_short_last_block_between_edits(
 
 
 def test_decoding_reads_no_entry_that_no_later_row_reaches(made: Callable[[str], Made]) -> None:
-    """Each block of keys that is dropped, here filled with NaN, once no edge of the current and later rows reaches it."""
+    """A block of keys is dropped, here filled with NaN, once no edge of the current and later rows reaches it."""
     m, ids, block = gw.open(made("llama").path), some_ids((1, 70), seed=5), 4
     pattern = at.sliding_window(72, 6, block=block) | at.star(72, global_tokens=2, window=3, block=block)
     pattern.connect(13, 5)

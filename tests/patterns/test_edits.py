@@ -320,7 +320,7 @@ def test_journal_of_ten_thousand_edits_is_small_and_undoes_them():
 
 
 def test_journal_of_ten_thousand_cuts_of_edges_with_random_scores():
-    """A score costs 4.2 bytes: random float32 numbers are not compressible, and base 85 has 5 characters for 4 bytes."""
+    """A score costs 4.2 bytes: random float32 numbers hardly compress, and base 85 has 5 characters for 4 bytes."""
     rng = np.random.default_rng(1)
     pattern = pt.sliding_window(131_072, 512, 64)
     scores = rng.random(len(pattern)).astype(np.float32)
@@ -367,6 +367,9 @@ def test_an_owner_is_given_each_transaction_and_owns_undo():
                 raise RuntimeError("busy")
             seen.append(entry)
 
+        def changes(self):
+            return ((entry, entry[0]) for entry in seen)
+
     pattern, seen = Pattern(256, 16, name="layer 3"), []
     pattern.owner = journal = Journal()
     with pattern.edit("two", author="gate") as e:
@@ -375,6 +378,7 @@ def test_an_owner_is_given_each_transaction_and_owns_undo():
     pattern.connect(7, 1)
     assert [(len(change), why, author) for change, why, author in seen] == [(2, "two", "gate"), (1, "connect", None)]
     assert pattern.journal == ()
+    assert pattern.blame(6, 1) == seen[:1]
     with pytest.raises(UsageError, match=r"program\.undo"):
         pattern.undo()
     pattern.apply(seen[1][0].invert())

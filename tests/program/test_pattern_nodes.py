@@ -18,7 +18,7 @@ from pattern_programs import KEY, dense, inputs, program_of
 import graphwright as gw
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import EdgeId, EditBusy
-from graphwright.patterns import Pattern, PatternShape, causal_full, sliding_window
+from graphwright.patterns import BlockRange, Pattern, PatternShape, causal_full, sliding_window
 from graphwright.program.errors import ProgramFileError, SpecMismatch
 from graphwright.program.pattern_digest import PatternDigest
 from graphwright.program.patterns import PatternVariable
@@ -197,6 +197,35 @@ def test_blame_names_the_edits_of_a_pattern() -> None:
     with p.edit("other") as e:
         e.set_weight("layers.0.q.weight", lambda w: 2 * w)
     assert [entry.seq for entry in p.blame(KEY)] == [0]
+
+
+def test_blame_of_one_edge_names_its_edits_alone(tmp_path: Path) -> None:
+    p = program_of(sliding_window(40, 8, block=8))
+    pattern = p.patterns[KEY]
+    pattern.connect(4, 0)
+    pattern.connect(3, 0)
+    with p.edit("cut it") as e:
+        pattern.cut(edge_of(pattern, 4, 0))
+        e.set_weight("layers.0.q.weight", lambda w: 2 * w)
+    with pattern.edit("both again") as e:
+        e.connect(4, 0)
+        e.set(edge_of(pattern, 3, 0), pinned=1)
+    assert [entry.seq for entry in pattern.blame(4, 0)] == [0, 2, 3]
+    assert [entry.seq for entry in pattern.blame(3, 0)] == [1, 3]
+    assert pattern.blame(4, 4) == []
+    p.undo()
+    assert [entry.undoes for entry in pattern.blame(3, 0)] == [None, None, 3]
+    pattern.extend(80)
+    assert [entry.why for entry in pattern.blame(9, 9)] == ["extend to 80 x 80 tokens"]
+    p.save(tmp_path / "saved")
+    again = gw.program.load(tmp_path / "saved").patterns[KEY].blame(4, 0)
+    assert [entry.seq for entry in again] == [entry.seq for entry in pattern.blame(4, 0)]
+    twin = pattern.copy()
+    twin.connect(9, 0)
+    twin.cut(edge_of(twin, 9, 0))
+    assert [entry.why for entry in twin.blame(9, 0)] == ["connect", "cut"]
+    with pytest.raises(BlockRange):
+        twin.blame(10, 0)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -21,6 +22,10 @@ class Owner(Protocol):
 
     def __call__(self, change: PatternChange, why: str, author: str | None) -> None:
         """Journal a change that was applied already. If it raises an error, the pattern reverts the change."""
+        ...
+
+    def changes(self) -> Iterator[tuple[Any, PatternChange]]:
+        """Yield (entry of the journal, change) of each journalled change of the pattern, oldest first."""
         ...
 
 
@@ -60,6 +65,13 @@ class History:
         else:
             self.done.append(entry)
             self._undone.clear()
+
+    def changes(self) -> Iterator[tuple[Any, PatternChange]]:
+        """Yield (entry, change) of each transaction, oldest first; the entries are those of the owner, if there is one.
+
+        The owner's entries may be undone ones.
+        """
+        yield from ((entry, entry.change) for entry in self.done) if self.owner is None else self.owner.changes()
 
     def last(self, name: str) -> Entry:
         """Return the transaction to undo. Raises: NotUndoable, UsageError."""

@@ -331,6 +331,21 @@ class Pattern:
         """The transactions so far, without those undone; empty if an owner journals them."""
         return tuple(self._history.done)
 
+    def blame(self, query: int, key: int, plane: int = 0) -> list[Any]:
+        """Return the journal entries that connected, cut or changed the edge of two blocks, even if it was cut.
+
+        They are entries of `journal` or, if a program owns the pattern, of the program's journal, oldest first.
+
+        Raises: BlockRange.
+        """
+        source, target = edits.ends(self, query, key, plane)
+        found: list[Any] = []
+        for entry, change in self._history.changes():
+            hit = ((change.rows["source"] == source) & (change.rows["target"] == target)).any()
+            if hit and not (found and found[-1] is entry):  # an entry may have several changes
+                found.append(entry)
+        return found
+
     def undo(self) -> None:
         """Undo the last transaction, restoring handles, columns and the order of all lists.
 

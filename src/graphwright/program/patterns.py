@@ -7,7 +7,7 @@ undo reverts them. A plan holds each pattern that it reads during a run, so edit
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ import numpy as np
 from graphwright.array import from_numpy
 from graphwright.autograd import Variable
 from graphwright.errors import GraphwrightError, UsageError, check_type
-from graphwright.patterns import Pattern
+from graphwright.patterns import Pattern, PatternChange
 from graphwright.program.errors import ProgramFileError
 from graphwright.program.exclusive import exclusive
 from graphwright.program.kinds import PATTERN
@@ -29,7 +29,7 @@ from graphwright.program.pattern_digest import PatternDigest
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
-    from graphwright.patterns import PatternChange
+    from graphwright.program.editing.journal import Entry
     from graphwright.program.program import Program
 
 
@@ -144,6 +144,14 @@ class PatternOwner:
         """Journal a change of the pattern that was applied already."""
         p, key = self._found()
         p.history.commit_pattern(key, change, why, author)
+
+    def changes(self) -> Iterator[tuple[Entry, PatternChange]]:
+        """Yield (entry, change) of each change of the pattern in the program's journal, also of those undone."""
+        p, key = self._found()
+        for entry in p.journal:
+            for record in entry.edits:
+                if record["edit"] == "EditPattern" and record["key"] == key:
+                    yield entry, PatternChange.from_json(record["change"], record["change"]["block"])
 
     def _found(self) -> tuple[Program, str]:
         p, variable = self._program(), self._variable()
