@@ -18,15 +18,15 @@ def test_a_copy_task_of_distance_100_is_solved_by_connecting_edges() -> None:
     queries = 40 * np.roll(keys, DISTANCE, axis=2)  # a query has the code of the position to copy
     tokens = rng.integers(VALUES, size=(BATCH, TOKENS))
     values = np.eye(VALUES, dtype="f4")[tokens][:, None]
-    ins = [queries, keys, values]
+    ins = q, k, v = queries, keys, values
     pattern = at.sliding_window(TOKENS, window=16, block=BLOCK)
     p = gw.trace(lambda q, k, v: at.attend(q, k, v, pattern, scale=1.0), *map(gw.tensor, ins))
     feeds = dict(zip(p.input_names(), ins, strict=True))
-    plan = p.compile(**{name: x.shape for name, x in feeds.items()})
+    plan = p.compile({name: x.shape for name, x in feeds.items()})
 
     def run() -> tuple[np.ndarray, float]:
         (out,) = (np.asarray(x) for x in plan(feeds).values())
-        wanted, _ = dense(*(x.astype("f8") for x in ins), pattern.to_dense(), scale=1.0)
+        wanted, _ = dense(q.astype("f8"), k.astype("f8"), v.astype("f8"), pattern.to_dense(), scale=1.0)
         np.testing.assert_allclose(out, wanted.numpy(), atol=1e-5)
         found = out[:, 0, DISTANCE:].argmax(-1)
         return out, float((found == tokens[:, :-DISTANCE]).mean())

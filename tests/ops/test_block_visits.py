@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from block_patterns import Blocks, random_blocks
 from test_block_attention import both, dense, run
 
@@ -136,12 +137,11 @@ def test_the_kernels_on_aten_visit_each_edge_once(algorithm: str, monkeypatch: p
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 def test_a_row_reads_no_key_without_an_edge(kind: type) -> None:
-    import torch
-
     pattern = random_blocks(np.random.default_rng(3), 192, 192, 16, density=0.4, masks=0.0)
     rng = np.random.default_rng(4)
     q, k, v = (rng.normal(size=(1, 2, 192, 16)).astype(kind) for _ in range(3))
-    wanted, _ = dense(*(torch.tensor(x).double() for x in (q, k, v)), pattern, scale=0.25)
+    exact = torch.tensor(q).double(), torch.tensor(k).double(), torch.tensor(v).double()
+    wanted, _ = dense(*exact, pattern, scale=0.25)
     for j in (0, 3, 7):
         bad_k, bad_v = k.copy(), v.copy()
         bad_k[:, :, 16 * j : 16 * j + 16] = bad_v[:, :, 16 * j : 16 * j + 16] = np.nan
