@@ -17,6 +17,7 @@ from block_edges import edges_of
 from graphwright import attention as at
 from graphwright.errors import UsageError
 from graphwright.models import StaleCache
+from graphwright.models.generation.batched import GreedyBatch
 from graphwright.patterns import HeadMismatch, NoGenerator, PatternShape
 
 IDS = some_ids((2, 47))
@@ -337,6 +338,15 @@ def test_an_edit_after_an_extension_makes_the_row_of_cached_tokens_stale(made: C
         cache.step(IDS[:1, 21:22])
     m.program.undo()
     cache.step(IDS[:1, 21:22])
+
+
+def test_prompts_of_a_batch_continue_as_each_alone(made: Callable[[str], Made]) -> None:
+    m = gw.open(made("llama").path)
+    at.sparsify(m, "layers.*.attn", at.star(20, global_tokens=2, window=6, block=8))
+    prompts = [IDS[0, :5], IDS[1, :19], IDS[0, 20:31]]
+    alone = [m.generate(ids, 8, cache=m.new_cache(64, kind="static")).ids for ids in prompts]
+    found = GreedyBatch(m)(prompts, [8] * 3)
+    assert [row.tolist() for row in found] == [list(row) for row in alone]
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
