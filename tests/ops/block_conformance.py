@@ -21,7 +21,7 @@ CASES: dict[str, dict[str, Any]] = {
     "own masks": {"masks": 1.0},
     "no edges": {"density": 0.0},
     "softcap": {"softcap": 1.5, "widths": (20, 7)},
-    "gates inside": {"gates": 3, "planes": 2, "density": 1.0},
+    "gates inside": {"gates": 3, "planes": 2, "density": 1.0, "tokens": (37, 41)},
     "gates of weights": {"gates": 3, "where": "weight"},
     "log-sum-exp has a gradient": {"lse_grad": True},
     "later queries": {"shift": 9},
@@ -57,7 +57,7 @@ class Problem:
 def problem(case: dict[str, Any], seed: int) -> Problem:
     """Draw the operands of a case."""
     rng = np.random.default_rng(seed)
-    (queries, keys), block = case.get("tokens", (37, 41)), case.get("block", 16)
+    (queries, keys), block = case.get("tokens", (21, 25)), case.get("block", 16)
     heads, groups = case.get("heads", (4, 2))
     rule, dtype = dict(case.get("rule", {})), case.get("dtype", torch.float32)
     if rule.get("segments"):
