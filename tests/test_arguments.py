@@ -122,7 +122,8 @@ MODEL = gw.open("bundled")
 
 
 def method(name: str, **given: Any) -> Any:
-    return lambda: (getattr(gw.open("bundled"), name), given)
+    """Return a maker of a method of the shared model: a refused call must leave the model usable for the next one."""
+    return lambda: (getattr(MODEL, name), given)
 
 
 def of_cache(kind: str, name: str, **given: Any) -> Any:
@@ -150,7 +151,7 @@ CALLS = {
     "logits": (method("logits", ids="a"), ()),
     "run": (method("run", ids="a"), ()),
     "perplexity": (method("perplexity", text="some text", window=8, stride=4), ()),
-    "edit": (method("edit", why="x"), ()),
+    "edit": (lambda: (gw.open("bundled").edit, {"why": "x"}), ()),
     "new_cache": (method("new_cache", tokens=16), ()),
     "export_plan": (method("export_plan"), ()),
     "open": (lambda: (gw.open, {"path": "bundled"}), ()),

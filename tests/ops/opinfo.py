@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -95,10 +96,20 @@ def entries() -> list[Any]:
     try:
         from torch.testing._internal import common_utils
         from torch.testing._internal.common_methods_invocations import op_db
+        from torch.testing._internal.opinfo import core
     except ImportError:
         return []
-    common_utils.extract_test_fn = lambda: None  # it looks for a test of torch on the stack, for each sample
+    # For each sample, both modules search the stack for a test of torch, which reads the sources of all frames.
+    common_utils.extract_test_fn = core.extract_test_fn = lambda: None
+    common_utils.set_rng_seed = seed_host
     return op_db
+
+
+def seed_host(seed: int) -> None:
+    """Seed the host's generators, without a traceback per seed for devices that torch has not initialised."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
 
 
 def entry_name(op: Any) -> str:
@@ -246,7 +257,7 @@ def samples(op: Any, most: int | None) -> Iterator[tuple[Any, bool]]:
     """Samples of each dtype, at most `most` each, and whether gradients are compared."""
     for dtype in SAMPLED:
         if dtype in op.supported_dtypes("cpu"):
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)
             differentiable = dtype is torch.float64 and op.supports_autograd and op.name not in RANDOM
             for sample in islice(op.sample_inputs("cpu", dtype, requires_grad=differentiable), most):
                 yield sample, differentiable
