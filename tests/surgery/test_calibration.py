@@ -153,7 +153,7 @@ def test_a_model_without_a_tokenizer_is_named_whether_or_not_a_text_was_given(te
 
 
 def test_surgery_makes_calibration_data_from_texts_and_ids():
-    text = "What a piece of work is a man, how noble in reason, how infinite in faculty! " * 60
+    text = "What a piece of work is a man, how noble in reason, how infinite in faculty! " * 40
     model, other = gw.open("bundled"), gw.open("bundled")
     found = model.prune(sg.Ratio(0.1), text, kinds=("neurons",))
     data = sg.Calibration(text, tokenizer=other.tokenizer)

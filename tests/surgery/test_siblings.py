@@ -162,7 +162,7 @@ def test_values_that_the_config_declares_are_intended(tmp_path):
 
 def test_a_pruned_model_has_no_findings():
     model = gw.open("bundled")
-    model.prune(Ratio(0.3))
+    model.prune(Ratio(0.3), pydoc_split()[1][:4000])
     assert not model.diagnose(), str(model.diagnose())
 
 
