@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 import graphwright.testing.simulated_device  # noqa: F401  # makes the device kind `sim` available
 from graphwright import timing
+from graphwright.models.generation import timed
 
 _quiet = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile("dev", max_examples=15, deadline=None, suppress_health_check=_quiet)
@@ -37,6 +38,7 @@ def _open_at_all(fd: Any) -> None:
 
 os.fsync = _open_at_all
 timing.SECONDS = 0.02  # tests check what is measured, not how precisely
+timed.MOST = 4  # decoded tokens of a round: there are 7 rounds however short they are
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -95,10 +97,12 @@ def sim():
 
 @pytest.fixture(scope="module")
 def young_heap():
-    """For tests that collect garbage: freeze the objects of other tests, so that they are not scanned each time."""
+    """For tests that collect garbage: freeze the objects of other tests, so that they are not scanned each time.
+
+    They stay frozen: in a process of thousands of tests a collection of all objects takes seconds.
+    """
+    gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

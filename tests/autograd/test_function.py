@@ -26,6 +26,8 @@ from graphwright.ops import call
 from graphwright.testing.gradcheck import gradcheck, gradgradcheck
 from values import array_of, grad_of
 
+pytestmark = pytest.mark.usefixtures("young_heap")
+
 
 class Silu(Function):
     """x·σ(x), its sigmoid kept on the way."""

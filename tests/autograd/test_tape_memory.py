@@ -6,6 +6,7 @@ import gc
 import weakref
 
 import numpy as np
+import pytest
 
 from graphwright.autograd import (
     Tensor,
@@ -15,6 +16,8 @@ from graphwright.autograd import (
 )
 from graphwright.ops import OPS, call
 from values import array_of, grad_of, source_at
+
+pytestmark = pytest.mark.usefixtures("young_heap")
 
 
 def leaf(*values: float) -> Tensor:

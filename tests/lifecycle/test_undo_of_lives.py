@@ -16,7 +16,7 @@ from graphwright.program.editing.journal import AUTHORS
 from graphwright.program.errors import NotUndoable
 from seeds import deep
 
-pytestmark = pytest.mark.usefixtures("warm")
+pytestmark = pytest.mark.usefixtures("warm", "young_heap")
 
 
 def moments(life: lf.Life, run: lf.Segment) -> tuple[bytes, ...]:

@@ -21,6 +21,7 @@ from graphwright.models.errors import TokenizerMismatch
 from graphwright.program import FrozenAxis
 from graphwright.safetensors import Checkpoint
 
+pytestmark = pytest.mark.usefixtures("warm")  # how a clean process starts is tested in test_verify.py
 IDS = some_ids((2, 9))
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 

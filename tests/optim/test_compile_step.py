@@ -23,6 +23,8 @@ from graphwright.errors import UsageError
 from graphwright.program import Builder, FeedError, Program
 from values import array_of
 
+pytestmark = pytest.mark.usefixtures("young_heap")
+
 F = nn.functional
 B = 8
 INPUTS = {"x": (B, 6), "y": np.zeros(B, np.int64)}

@@ -18,6 +18,8 @@ from graphwright.array import from_numpy
 from graphwright.autograd import Parameter, Tensor
 from graphwright.optim import ASGD, SGD, Adagrad, AdamW, NAdam, Optimizer, Rprop
 
+pytestmark = pytest.mark.usefixtures("young_heap")
+
 
 def program() -> gw.Program:
     b = gw.Builder()

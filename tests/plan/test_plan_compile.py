@@ -17,8 +17,11 @@ from graphwright.autograd import Parameter, Tensor, Variable, grad, no_grad, ten
 from graphwright.errors import ComputeError, UsageError
 from graphwright.ops import OPS
 from graphwright.plan import Executable, StaleBorrow, StalePlan
+from graphwright.plan.planning import planner
 from graphwright.program import Builder, FeedError, Program
 from values import array_of, grad_of
+
+pytestmark = pytest.mark.usefixtures("young_heap")
 
 
 def mlp(seed: int = 0) -> Program:
@@ -78,6 +81,23 @@ def test_plans_are_freed_with_their_program() -> None:
     del p, plan
     gc.collect()
     assert gone() is None
+
+
+def test_frozen_objects_are_counted_once_and_stay_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = []
+
+    def count() -> int:
+        counted.append(5)
+        return 5
+
+    monkeypatch.setattr(planner, "_FROZEN", [False])
+    monkeypatch.setattr(planner, "_MANY", -1)
+    monkeypatch.setattr(gc, "get_freeze_count", count)
+    monkeypatch.setattr(gc, "unfreeze", lambda: pytest.fail("objects of the application are unfrozen"))
+    for _ in range(3):
+        with planner.uncollected():
+            pass
+    assert counted == [5]
 
 
 def test_after_an_edit_a_plan_runs_as_planned_until_closed_and_compiled_programs_are_new() -> None:

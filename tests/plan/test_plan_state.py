@@ -17,6 +17,8 @@ from graphwright.plan import CompileOptions, Executable, Plan, StepTorn, make_pl
 from graphwright.program import Builder, Program
 from values import array_of
 
+pytestmark = pytest.mark.usefixtures("young_heap")
+
 A, B = np.arange(4, dtype=np.float32).reshape(2, 2), np.full((2, 2), 7.0, np.float32)
 
 

@@ -26,6 +26,8 @@ from graphwright.array.vm.running.segment import BadIndex, VmSegment
 from graphwright.native import njit
 from graphwright.ops import OPS
 
+pytestmark = pytest.mark.usefixtures("young_heap")
+
 rng = np.random.default_rng(0)
 
 

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 import graphwright as gw
 from graphwright.safetensors import Checkpoint
 
+pytestmark = pytest.mark.usefixtures("warm")  # how a clean process starts is tested in test_verify.py
 LAYERS = 5
 IDS = some_ids((2, 23), seed=5)
 

@@ -21,6 +21,8 @@ from graphwright.models.generation.text import vocabulary
 from graphwright.models.metrics import log_softmax
 from graphwright.plan import Plan
 
+pytestmark = pytest.mark.usefixtures("young_heap")
+
 PROMPT = some_ids((7,))
 
 

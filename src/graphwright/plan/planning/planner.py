@@ -129,6 +129,7 @@ def naive_offsets(sizes: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, int]
 CONE, WASTE = 0.25, 1.25
 """A plan is made in full if an edit touched a larger share of its nodes, or its arena exceeds the bound by more."""
 _MANY = 10_000  # objects made since the last collection
+_FROZEN = [False]  # whether objects that the application froze were found
 _GARBAGE = 4096  # a builder is dropped if its dead instructions outnumber the live ones by more
 
 
@@ -147,10 +148,20 @@ def uncollected() -> Iterator[None]:
     try:
         yield
     finally:
-        if gc.get_count()[0] > _MANY and not gc.get_freeze_count():
+        if gc.get_count()[0] > _MANY and not _has_frozen_objects():
             gc.freeze()  # moves the new objects to the oldest generation without a visit
             gc.unfreeze()
         gc.enable()
+
+
+def _has_frozen_objects() -> bool:
+    """Return True if the application has frozen objects, or had some at an earlier call.
+
+    `gc.get_freeze_count` visits all frozen objects, which takes 0.1 s per million: it is not called again once it found
+    some.
+    """
+    _FROZEN[0] = _FROZEN[0] or gc.get_freeze_count() > 0
+    return _FROZEN[0]
 
 
 def lay_out(
