@@ -71,9 +71,8 @@ def test_repeated_blocks_export_as_the_class_with_more_layers(
     order = [0, 1, 1, 1, 2, 3, 3, 4]
     wanted = deeper(made(family).model, order)
     assert np.allclose(m.logits(IDS), wanted, atol=2e-4)
-    clean = family == "llama"  # one of them in a clean process, which takes longer than all else here
-    receipt = m.export(tmp_path / "out", check="required" if clean else "none", timed=False)
-    assert (receipt.level, receipt.confirmed) == (2, clean)
+    receipt = m.export(tmp_path / "out", check="required", timed=False)
+    assert (receipt.level, receipt.exact, receipt.confirmed) == (2, True, True)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["num_hidden_layers"] == 8
     if family == "qwen2":
@@ -105,7 +104,7 @@ def test_blocks_can_be_repeated_and_removed(made: Callable[[str], Made], tmp_pat
     plan = m.export_plan()
     assert plan.level == 2
     assert plan.levels[2].possible is False
-    m.export(tmp_path / "out", check="none", timed=False)
+    m.export(tmp_path / "out", check="required", timed=False)
     assert np.allclose(reloaded(tmp_path / "out"), m.logits(IDS), atol=2e-4)
 
 
@@ -142,7 +141,7 @@ def test_windows_of_single_layers_are_layer_types(made: Callable[[str], Made], t
         e.set_attr("layers.1.attn.sdpa", window=6)
     plan = m.export_plan()
     assert (plan.level, plan.levels[2].possible) == (2, False)
-    m.export(tmp_path / "out", check="none", timed=False)
+    m.export(tmp_path / "out", check="required", timed=False)
     types = json.loads((tmp_path / "out" / "config.json").read_text())["layer_types"]
     assert [t.partition("_")[0] for t in types] == ["full", "sliding", "full", "sliding", "sliding"]
     assert np.allclose(reloaded(tmp_path / "out"), m.logits(IDS), atol=2e-4)
