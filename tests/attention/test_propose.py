@@ -43,7 +43,7 @@ def test_gradients_are_those_of_a_gate_at_zero(seed: int, planes: int, window: A
         extra = twin.to_dense() & ~pattern.to_dense()
         # a row without any key has no weights that a gate could change: its result jumps, for any gate > 0
         extra &= pattern.to_dense().any(-1, keepdims=True)
-        step = 1e-5
+        step = 1e-7  # an absent edge may have a weight of 1e4 times those of its row, and so a strong curvature
         zero, one, two = (loss_with(ins, pattern, extra, g, n * step, softcap) for n in (0, 1, 2))
         assert slope == pytest.approx((4 * one - two - 3 * zero) / (2 * step), rel=1e-5, abs=1e-5)
 

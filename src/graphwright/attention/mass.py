@@ -17,6 +17,7 @@ from graphwright.attention.attend import Reduce, Setup
 from graphwright.autograd import Tensor, no_grad
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeArray
+from graphwright.models.generation.text import feeds_of
 from graphwright.ops import call, traits
 from graphwright.patterns import Pattern
 from graphwright.patterns import table as words
@@ -90,7 +91,7 @@ def collect(
 
     Args:
         model: a model or program with attention over patterns, such as `sparsify` makes.
-        inputs: arrays by input name, for one run or for several.
+        inputs: arrays by input name, for one run or for several; positions count from 0 in each row, unless given.
         reduce: as in `masses`.
     Returns: the patterns by key. Raises: UsageError if the model has no pattern; FeedError.
     """
@@ -101,6 +102,8 @@ def collect(
                          fix='attention.sparsify(model, "layers.*.attn", pattern)')  # fmt: skip
     runs: Any = [inputs] if isinstance(inputs, Mapping) else inputs
     for feeds in runs:
+        if "ids" in feeds and "positions" not in feeds:
+            feeds = feeds_of(p, **{name: np.asarray(array) for name, array in feeds.items()})
         _collect(p, nodes, feeds, reduce)
     return p.patterns
 

@@ -37,7 +37,7 @@ def block_map(pattern: Pattern, path: str | Path | None = None, *, since: Patter
         pattern: its scores give the shades, relative to the largest; if all are 0, the cells have one colour.
         path: also write the SVG to this file.
         since: an earlier version: cells of edges that were cut since are dotted grey, added ones have a green frame.
-    Returns: the SVG. Raises: PatternShape if the versions have different shapes; UnwritableTarget.
+    Returns: the SVG. Raises: PatternShape if blocks or planes of the versions differ; UnwritableTarget.
     """
     rows, columns = pattern.blocks
     size = min(max(_WIDE // columns, _LEAST), _MOST)
@@ -50,7 +50,8 @@ def block_map(pattern: Pattern, path: str | Path | None = None, *, since: Patter
         at = {"x": 8 + k * size, "y": plane * (rows * size + 40) + 26 + q * size, "width": size, "height": size}
         shapes.append(shape("rect", title=text, **at, fill=fill, class_=style))
     height = pattern.planes * (rows * size + 40)
-    return written(picture(max(columns * size + 16, 320), height, shapes, _PAINTS), path)
+    width = max([columns * size, *(7 * len(_title(pattern, plane)) for plane in range(pattern.planes))]) + 16
+    return written(picture(width, height, shapes, _PAINTS), path)
 
 
 def dot(pattern: Pattern, path: str | Path | None = None, *, plane: int = 0, since: Pattern | None = None) -> str:

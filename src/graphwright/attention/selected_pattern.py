@@ -83,7 +83,9 @@ def _frequency(attention: NativeSparse, lists: np.ndarray, gates: np.ndarray, ti
     blocks = -(-time // size)
     read = np.zeros((*lists.shape[:3], blocks + 1))
     np.put_along_axis(read, np.where((lists >= 0) & (gates != 0), lists, blocks), 1.0, axis=3)
-    shares = read[..., :blocks].mean(axis=0)  # [G, R, key blocks]
+    count = read[..., :blocks].sum(axis=0)  # [G, R, key blocks]; whole numbers, so that a share is exact
     if attention.granularity == "tile":
-        return shares
-    return np.stack([shares[:, i * size : (i + 1) * size].mean(axis=1) for i in range(blocks)], axis=1)
+        return count / len(lists)
+    starts = np.arange(0, time, size)
+    queries = np.diff([*starts, time])[:, None]
+    return np.add.reduceat(count, starts, axis=1) / (len(lists) * queries)

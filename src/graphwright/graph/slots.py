@@ -287,12 +287,15 @@ class SlotTable:
             return
         if capacity > MAX_SLOTS:
             raise CapacityError(f"too many {self.kind.__name__[:4].lower()}s", expected=f"<= {MAX_SLOTS}", got=capacity)
-        self.capacity = min(grown(self.capacity, capacity), MAX_SLOTS)
-        for column in (*self._inner, *self.columns.values()):
-            column.grow(self.capacity)
-        self._bind()
-        for rebind in self.on_grow:
-            rebind()
+        more = min(grown(self.capacity, capacity), MAX_SLOTS)
+        try:
+            for column in (*self._inner, *self.columns.values()):
+                column.grow(more)
+            self.capacity = more
+        finally:  # where memory is short, some columns are longer than the table
+            self._bind()
+            for rebind in self.on_grow:
+                rebind()
 
     def copy_from(self, other: SlotTable) -> None:
         """Copy the slots, free list and columns of a table with the same column declarations."""
@@ -408,6 +411,8 @@ class Column:
     def grow(self, capacity: int) -> None:
         """Reserve `capacity` rows; new rows hold the default."""
         old = len(self.data)
+        if capacity <= old:
+            return
         if is_list(self.data):
             self._bind(self.data + [self.default] * (capacity - old))
         else:

@@ -162,7 +162,11 @@ def selected(table: SlotTable, which: Any) -> Ids:
             raise UsageError("the mask does not have one flag per live row", expected=f"shape ({table.live},)",
                              got=f"shape {which.shape}")  # fmt: skip
         return table.ids[table.live_slots()[which]]
-    return np.atleast_1d(packed(which))
+    try:
+        return np.atleast_1d(packed(which))
+    except TypeError:
+        raise UsageError("not a selection of rows", expected="handles, a mask, or a bool per live row",
+                         got=which) from None  # fmt: skip
 
 
 _COMPARISONS = {np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal}

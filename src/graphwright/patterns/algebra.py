@@ -24,17 +24,17 @@ Array = npt.NDArray[Any]
 
 def union(self: Pattern, other: Pattern) -> Pattern:
     """Return the pattern of all pairs of tokens that either pattern allows. Raises: PatternShape."""
-    return _combined("or", self, other)
+    return _combined("or", self, other) if isinstance(other, type(self)) else NotImplemented
 
 
 def intersection(self: Pattern, other: Pattern) -> Pattern:
     """Return the pattern of all pairs of tokens that both patterns allow. Raises: PatternShape."""
-    return _combined("and", self, other)
+    return _combined("and", self, other) if isinstance(other, type(self)) else NotImplemented
 
 
 def difference(self: Pattern, other: Pattern) -> Pattern:
     """Return the pattern of all pairs of tokens that this pattern allows and `other` does not. Raises: PatternShape."""
-    return _combined("minus", self, other)
+    return _combined("minus", self, other) if isinstance(other, type(self)) else NotImplemented
 
 
 def _combined(how: str, a: Pattern, b: Pattern) -> Pattern:

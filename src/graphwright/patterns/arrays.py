@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from graphwright.graph import Graph, GraphFileError, canonical_json
 
-from ..errors import UsageError
-from . import rules
+from ..errors import GraphwrightError
+from . import masks, rules
 from .errors import PatternFileError
+from .masks import Blocks
 from .rules import Frame, Segments
 from .table import FULL, MASKED
 
@@ -73,7 +74,7 @@ def from_arrays(cls: type[Pattern], data: Mapping[str, Any]) -> Pattern:
         raise
     except GraphFileError as error:
         raise PatternFileError(error.what, where=error.where, expected=error.expected, got=error.got) from error
-    except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError, UsageError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError, GraphwrightError) as error:
         raise PatternFileError(f"an array of the saved pattern is missing or malformed: {error}") from error
 
 
@@ -89,7 +90,8 @@ def _loaded(cls: type[Pattern], data: Mapping[str, Array]) -> Pattern:
         raise PatternFileError("the nodes do not fit the shape of the pattern", expected=expected, got=got)
     segments: list[Segments] = []
     while (name := f"segments.{len(segments)}") + ".q" in data:
-        segments.append(Segments(_segment(data[f"{name}.q"], queries), _segment(data[f"{name}.k"], keys)))
+        ids = rules.ids("queries", data[f"{name}.q"], queries), rules.ids("keys", data[f"{name}.k"], keys)
+        segments.append(Segments(*ids))
     base = rules.from_json(facts["base"], segments)
     if not isinstance(base, rules.Position):
         raise PatternFileError("the base rule is not one by position", got=base.kind)
@@ -102,13 +104,6 @@ def _loaded(cls: type[Pattern], data: Mapping[str, Array]) -> Pattern:
     self._bind(graph)
     _check_edges(self, data["bits"])
     return self
-
-
-def _segment(ids: Array, count: int) -> Array:
-    if ids.shape != (count,) or ids.dtype.kind not in "iu":
-        got = f"{ids.dtype} of shape {ids.shape}"
-        raise PatternFileError("segments do not fit the tokens", expected=f"integers of shape ({count},)", got=got)
-    return np.ascontiguousarray(ids, np.int32)
 
 
 def _graph(data: Mapping[str, Array]) -> Graph:
@@ -161,15 +156,26 @@ def _check_edges(self: Pattern, bits: Array) -> None:
     _require(bool((kind <= MASKED).all()), "an edge has an unknown kind")
     _require(bool(((gate >= -1) & (gate < max(self.gates, 0))).all()), "an edge has a gate that does not exist")
     q, k = self._numbers[target].astype(np.int64), self._numbers[source].astype(np.int64)
-    if self.causal:
-        late = self.frame.key_span(k)[1] > self.frame.query_span(q)[0]
-        _require(not (late & (kind == FULL)).any(), "an edge allows keys that come after their queries")
     masked = kind == MASKED
     shape = (int(masked.sum()), *self._pool.data.shape[1:])
     _require(bits.shape == shape and bits.dtype == np.uint64, "the masks have a wrong shape or dtype")
+    if self.causal:
+        late = self.frame.key_span(k)[1] > self.frame.query_span(q)[0]
+        future = (late & (kind == FULL)).any() or _sees_future(self, Blocks(q[masked], k[masked], kind[masked], bits))
+        _require(not future, "an edge allows keys that come after their queries")
     self._columns["bits"][slots] = -1
     self._columns["bits"][slots[masked]] = self._pool.store(bits)
     self._refresh()
+
+
+def _sees_future(self: Pattern, blocks: Blocks) -> bool:
+    """Return whether the mask of any edge has a pair of tokens whose key comes after the query."""
+    for part in masks.chunks(len(blocks.q), self.block):
+        own = blocks.take(np.arange(len(blocks.q))[part])
+        i, j, exist = self.frame.positions(own.q, own.k)
+        if (masks.tokens(own, self.base, self.frame) & exist & (j > i)).any():
+            return True
+    return False
 
 
 def _require(holds: bool | np.bool_, what: str) -> None:

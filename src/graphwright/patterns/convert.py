@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ShapeError, UsageError
+from ..errors import ShapeError, UsageError, shown
 from . import edits, masks
 from .errors import MaskLost, PatternShape
 from .masks import Blocks
@@ -119,6 +119,8 @@ def from_flex(
         options: as for `Pattern`, but for tokens and planes.
     Raises: MaskLost if the mask_mod fails for arrays; PatternShape for another batch size or unequal block sizes.
     """
+    if not hasattr(block_mask, "BLOCK_SIZE"):
+        raise UsageError("not a block mask of FlexAttention", where="block_mask", got=shown(block_mask))
     sizes, lengths = tuple(block_mask.BLOCK_SIZE), tuple(block_mask.seq_lengths)
     batch, heads = block_mask.kv_num_blocks.shape[:2]
     if batch != 1 or sizes[0] != sizes[1]:

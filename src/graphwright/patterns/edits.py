@@ -36,8 +36,12 @@ _EDGES, _EDGE_SLOTS = table.EDGES, table.EDGE_SLOTS
 # -- single -----------------------------------------------------------------------------------------------------------
 def ends(self: Pattern, query: int, key: int, plane: int) -> tuple[int, int]:
     """Return the node slots of a key block and a query block. Raises: BlockRange."""
-    if 0 <= query < self._rows and 0 <= key < self._key_blocks and 0 <= plane < self.planes:
-        return self._key_cells[plane, key], self._query_cells[plane, query]
+    try:
+        if 0 <= query < self._rows and 0 <= key < self._key_blocks and 0 <= plane < self.planes:
+            return self._key_cells[plane, key], self._query_cells[plane, query]
+    except TypeError:
+        raise UsageError("block numbers and planes are not integers", expected="integers",
+                         got=f"query {query!r}, key {key!r}, plane {plane!r}") from None  # fmt: skip
     rows, columns = self.blocks
     if not 0 <= query < rows:
         raise BlockRange("query", query, rows)
@@ -212,7 +216,7 @@ def insert(self: Pattern, source: Array, target: Array, blocks: Blocks, **column
     slots = edges.index
     self._index.insert_many(slots, self._source, self._target)
     count(self)
-    if self._open is not None:
+    if self._open is not None and len(source):
         self._note({
             "op": np.full(len(source), ADD, np.uint8), "source": source, "target": target,
             "generation": edges.generation, "outgoing": self._out_at[slots], "incoming": self._in_at[slots],
@@ -225,6 +229,8 @@ def cut_many(self: Pattern, which: Any) -> None:
     """Remove edges; see `Pattern.cut`."""
     edge_table = self._edge_table
     slots = edge_table.slots_of(selected(edge_table, which), distinct=True)
+    if not len(slots):
+        return
     source, target = self._source[slots].astype(np.int64), self._target[slots].astype(np.int64)
     self._index.erase_many(slots, self._source, self._target)
     removed = self.graph.remove_edges(EdgeArray(self._edge_ids[slots]))
@@ -251,6 +257,9 @@ def write(self: Pattern, which: Any, columns: Mapping[str, Any]) -> None:
         if name not in SCALARS:
             raise UsageError("this column of edges cannot be set", where=name, expected=sorted(SCALARS))
     rows = {name: edge_table.column(name).cast(values, len(slots)) for name, values in columns.items()}
+    _check_values(self, rows)
+    if not len(slots):
+        return
     for name, values in rows.items():
         old = self._columns[name][slots]
         self._columns[name][slots] = values
@@ -260,6 +269,18 @@ def write(self: Pattern, which: Any, columns: Mapping[str, Any]) -> None:
         })  # fmt: skip
     if "gate" in rows:
         count_gates(self)
+
+
+def _check_values(self: Pattern, rows: Mapping[str, Array]) -> None:
+    """Raise UsageError for a gate that no vector of gates has, or a score that is not finite."""
+    if (gates := rows.get("gate")) is not None and len(gates):
+        most = max(self.gates, self._edge_table.size) - 1
+        if gates.min() < -1 or gates.max() > most:
+            raise UsageError("the number of a gate is out of range", where="gate", expected=f"-1 to {most}",
+                             got=int(gates.min() if gates.min() < -1 else gates.max()))  # fmt: skip
+    if (scores := rows.get("score")) is not None and not np.isfinite(scores).all():
+        raise UsageError("a score is not finite", where="score", expected="finite numbers",
+                         got=float(scores[~np.isfinite(scores)][0]))  # fmt: skip
 
 
 def put_masks(self: Pattern, slots: Array, kind: Array, bits: Array) -> None:

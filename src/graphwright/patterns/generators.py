@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import checked
 from ..errors import ShapeError, UsageError
+from ..settings import Size
 from . import edits, masks
 from .pattern import Pattern
 from .rules import BlockLocal, Dilated, Pairs, Position, RandomBlocks, Rule, Star
@@ -21,18 +23,21 @@ from .rules import BlockLocal, Dilated, Pairs, Position, RandomBlocks, Rule, Sta
 Tokens = int | tuple[int, int]
 
 
+@checked
 def causal_full(tokens: Tokens, block: int = 64, planes: int = 1, **options: Any) -> Pattern:
     """Return the pattern in which each query sees all keys up to its own position."""
     return _made(Pattern(tokens, block, planes, **options), Position())
 
 
+@checked
 def full(tokens: Tokens, block: int = 64, planes: int = 1, **options: Any) -> Pattern:
     """Return the pattern in which each query sees all keys."""
     return _made(Pattern(tokens, block, planes, causal=False, **options), Position(causal=False))
 
 
+@checked
 def sliding_window(
-    tokens: Tokens, window: int, block: int = 64, planes: int = 1, symmetric: bool = False, **options: Any
+    tokens: Tokens, window: Size, block: int = 64, planes: int = 1, symmetric: bool = False, **options: Any
 ) -> Pattern:
     """Return the pattern `i - window < j <= i` for query position i and key position j; or `|i - j| < window`.
 
@@ -42,6 +47,7 @@ def sliding_window(
     return _made(pattern, pattern.base)
 
 
+@checked
 def block_local(
     tokens: Tokens, previous: int = 1, block: int = 64, planes: int = 1, causal: bool = True, **options: Any
 ) -> Pattern:
@@ -50,8 +56,9 @@ def block_local(
     return _made(Pattern(tokens, block, planes, causal, **options), BlockLocal(previous, causal))
 
 
+@checked
 def star(
-    tokens: Tokens, global_tokens: int | None = None, window: int = 64, block: int = 64, planes: int = 1,
+    tokens: Tokens, global_tokens: int | None = None, window: Size = 64, block: int = 64, planes: int = 1,
     global_ratio: float | None = None, causal: bool = True, **options: Any,
 ) -> Pattern:  # fmt: skip
     """Return the pattern of global tokens and a window.
@@ -76,8 +83,9 @@ def star(
     return _made(pattern, Star(global_tokens, window, causal))
 
 
+@checked
 def dilated(
-    tokens: Tokens, stride: int, n: int, window: int = 0, block: int = 64, planes: int = 1, causal: bool = True,
+    tokens: Tokens, stride: Size, n: int, window: int = 0, block: int = 64, planes: int = 1, causal: bool = True,
     **options: Any,
 ) -> Pattern:  # fmt: skip
     """Return the pattern in which a query sees keys 0, stride, ..., (n - 1)·stride before it, and those of a window.
@@ -90,6 +98,7 @@ def dilated(
     return _made(Pattern(tokens, block, planes, causal, **options), Dilated(stride, n, window, causal))
 
 
+@checked
 def random_blocks(
     tokens: Tokens, n: int, seed: int = 0, block: int = 64, planes: int = 1, causal: bool = True, **options: Any
 ) -> Pattern:
@@ -102,6 +111,7 @@ def random_blocks(
     return _made(Pattern(tokens, block, planes, causal, **options), RandomBlocks(n, seed, causal))
 
 
+@checked
 def document(
     tokens: Tokens, segments: Any, block: int = 64, planes: int = 1, causal: bool = True, **options: Any
 ) -> Pattern:
@@ -111,10 +121,13 @@ def document(
         segments: document ids of the keys, or (ids of the queries, ids of the keys).
     Raises: PatternShape for a wrong number of ids.
     """
+    if segments is None:
+        raise UsageError("document ids are missing", where="segments", expected="an integer per token", got=None)
     pattern = Pattern(tokens, block, planes, causal, segments=segments, **options)
     return _made(pattern, pattern.base)
 
 
+@checked
 def topk(
     q: Any, k: Any, n: int, causal: bool = True, keep_own: bool = True, block: int = 64, **options: Any
 ) -> Pattern:
@@ -126,7 +139,12 @@ def topk(
         keep_own: the query's own block is always one of them.
     Raises: ShapeError, UsageError for n < 1. The pattern has no generator: its edges depend on values.
     """
-    queries, keys = (np.asarray(x, np.float64) for x in (q, k))
+    try:
+        queries, keys = (np.asarray(x, np.float64) for x in (q, k))
+    except (TypeError, ValueError) as error:
+        raise UsageError("q and k are not arrays of numbers", got=str(error)) from error
+    if not (np.isfinite(queries).all() and np.isfinite(keys).all()):
+        raise UsageError("q or k has a value that is not finite", expected="finite numbers")
     queries, keys = (x[None] if x.ndim == 2 else x for x in (queries, keys))
     if queries.ndim != 3 or keys.ndim != 3 or queries.shape[::2] != keys.shape[::2]:
         raise ShapeError("q and k do not fit", expected="[planes, Tq, d] and [planes, Tk, d]",

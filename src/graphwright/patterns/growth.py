@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..arguments import checked
+from ..errors import UsageError
 from . import edits, masks, rules
 from .errors import NoGenerator, PatternShape
 from .masks import Blocks
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 
+@checked
 def extend(self: Pattern, tokens: int | tuple[int, int], segments: Any = None) -> None:
     """Give the pattern more tokens: the generator makes the edges of new rows and keys; other edges stay.
 
@@ -48,8 +51,10 @@ def extend(self: Pattern, tokens: int | tuple[int, int], segments: Any = None) -
     added = _segments(self, queries - old.queries, keys - old.keys, segments)
     with self._transaction(f"extend to {queries} x {keys} tokens", "extend", nested=False):
         before = _Side(self.rule, self.base, old)
-        self._note({"op": np.empty(0, np.uint8), "tokens": (self.tokens, (queries, keys)), "segments": added})
-        resize(self, (queries, keys), added)
+        resize(self, (queries, keys), added)  # changes nothing if it raises, so it is noted after
+        self._note(
+            {"op": np.empty(0, np.uint8), "tokens": ((old.queries, old.keys), (queries, keys)), "segments": added}
+        )
         _extend(self, before, _Side(self.rule, self.base, self.frame))
 
 
@@ -88,8 +93,7 @@ def _extend(self: Pattern, before: _Side, after: _Side) -> None:
         absent = slots < 0
         changed.append(_incomplete(self, plane, first_row, first_column, before, after))
         edits.insert(self, source[absent], target[absent], fresh.take(absent))
-    slots = np.unique(np.concatenate(changed)) if changed else np.empty(0, np.int64)
-    _update(self, slots, before, after)
+    _update(self, np.unique(np.concatenate(changed)), before, after)
 
 
 def _future(before: _Side, after: _Side) -> bool:
@@ -149,32 +153,29 @@ def _segments(self: Pattern, queries: int, keys: int, given: Any) -> tuple[Array
     """Return the segments of new tokens."""
     segments = self.base.segments or rules.segments(self.rule)
     if segments is None:
+        if given is not None:
+            raise UsageError("the pattern has no segments to extend", where=self.name or None, got="segments=...")
         return None
     if given is None:
         q, k = np.full(queries, segments.q[-1]), np.full(keys, segments.k[-1])
     else:
-        q, k = (np.asarray(each) for each in (given if isinstance(given, tuple) else (given, given)))
-    if q.shape != (queries,) or k.shape != (keys,):
-        got = f"{q.shape} and {k.shape}"
-        raise PatternShape(
-            "segments do not fit the new tokens", expected=f"({queries},) and ({keys},)", got=got, fix=None
-        )
-    return q.astype(np.int32), k.astype(np.int32)
+        q, k = given if isinstance(given, tuple) else (given, given)
+    return rules.ids("new queries", q, queries), rules.ids("new keys", k, keys)
 
 
 # -- shape ------------------------------------------------------------------------------------------------------------
 def resize(self: Pattern, tokens: tuple[int, int], added: tuple[Array, Array] | None) -> None:
     """Change the numbers of tokens, adding or removing nodes at the end; the nodes that go have no edges."""
     frame = replace(self.frame, queries=tokens[0], keys=tokens[1])
-    self.base = replace(self.base, segments=_resized(self.base.segments, frame, added))
-    if self.rule is not None:
-        self.rule = rules.mapped(self.rule, lambda each: _resized(each, frame, added))
+    base = replace(self.base, segments=_resized(self.base.segments, frame, added))
+    rule = None if self.rule is None else rules.mapped(self.rule, lambda each: _resized(each, frame, added))
     rows, columns = self.blocks
     if frame.rows < rows or frame.columns < columns:
         last = (self.query_nodes[:, frame.rows : rows], self.key_nodes[:, frame.columns : columns])
         self.graph.remove_nodes(self._node_ids[np.concatenate(last, 1).ravel()[::-1]])
-    self.frame = frame
-    add_nodes(self, min(rows, frame.rows), min(columns, frame.columns))
+    made = _grown(self, frame, min(rows, frame.rows), min(columns, frame.columns))
+    self.frame, self.base, self.rule, (self.query_nodes, self.key_nodes) = frame, base, rule, made
+    self._refresh()
 
 
 def _resized(segments: Segments | None, frame: Frame, added: tuple[Array, Array] | None) -> Segments | None:
@@ -186,16 +187,25 @@ def _resized(segments: Segments | None, frame: Frame, added: tuple[Array, Array]
     return Segments(np.ascontiguousarray(q[: frame.queries]), np.ascontiguousarray(k[: frame.keys]))
 
 
-def add_nodes(self: Pattern, have_rows: int, have_columns: int) -> None:
-    """Add the nodes of all blocks but the first ones, in each plane those of queries, then those of keys."""
-    rows, columns = self.blocks
-    self.query_nodes, self.key_nodes = _wider(self.query_nodes, rows), _wider(self.key_nodes, columns)
+def add_nodes(self: Pattern) -> None:
+    """Add the nodes of all blocks to a pattern without nodes."""
+    self.query_nodes, self.key_nodes = _grown(self, self.frame, 0, 0)
+    self._refresh()
+
+
+def _grown(self: Pattern, frame: Frame, have_rows: int, have_columns: int) -> tuple[Array, Array]:
+    """Add the nodes of all blocks but the first ones, in each plane those of queries, then those of keys.
+
+    Returns: the node slots of all query blocks and key blocks. If memory is short, nothing has changed.
+    """
+    rows, columns = frame.rows, frame.columns
+    queries, keys = _wider(self.query_nodes, rows), _wider(self.key_nodes, columns)
     numbers = np.concatenate([np.arange(have_rows, rows), np.arange(have_columns, columns)])
     nodes = self.graph.add_nodes(len(numbers) * self.planes, number=np.tile(numbers, self.planes))
     slots = nodes.index.reshape(self.planes, len(numbers))
-    self.query_nodes[:, have_rows:rows] = slots[:, : rows - have_rows]
-    self.key_nodes[:, have_columns:columns] = slots[:, rows - have_rows :]
-    self._refresh()
+    queries[:, have_rows:rows] = slots[:, : rows - have_rows]
+    keys[:, have_columns:columns] = slots[:, rows - have_rows :]
+    return queries, keys
 
 
 def _wider(nodes: Array, count: int) -> Array:

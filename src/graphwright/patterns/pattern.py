@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 from weakref import ReferenceType
 
 import numpy as np
@@ -24,16 +24,17 @@ from graphwright.graph import EdgeArray, EdgeId, Graph, Mask
 from graphwright.graph.slots import cells_of
 from graphwright.graph.views import TableView
 
+from ..arguments import checked
 from ..errors import UsageError
+from ..settings import NotNegative
 from ..signatures import late
 from . import algebra, arrays, content, convert, edits, growth, replay, table
 from .changes import PatternChange
-from .errors import PatternShape
 from .history import Entry, History, Owner
 from .lock import OwnedLock, RunLock
 from .pair_index import PairIndex
 from .pool import MaskPool
-from .rules import Frame, Position, Rule, Segments
+from .rules import Frame, Position, Rule, Segments, ids
 
 Array = npt.NDArray[Any]
 BUCKET = 16
@@ -72,10 +73,11 @@ class Pattern:
     none there, all pairs that `causal` permits.
     """
 
+    @checked
     def __init__(
         self, tokens: int | tuple[int, int], block: int = 64, planes: int = 1, causal: bool = True,
         q_start: int | None = None, window: int | None = None, symmetric: bool = False, segments: Any = None, *,
-        name: str = "", timeout: float = 5.0, debug_counters: bool = False,
+        name: str = "", timeout: NotNegative = 5.0, debug_counters: bool = False,
     ) -> None:  # fmt: skip
         queries, keys = (tokens, tokens) if isinstance(tokens, int | np.integer) else tokens
         for label, value in (("queries", queries), ("keys", keys), ("block", block), ("planes", planes)):
@@ -110,7 +112,7 @@ class Pattern:
         self.query_nodes: npt.NDArray[np.int32] = np.empty((self.planes, 0), np.int32)
         self.key_nodes: npt.NDArray[np.int32] = np.empty((self.planes, 0), np.int32)
         self._bind(Graph({"number": np.int32}, EDGE_COLUMNS, BUCKET, debug_counters=debug_counters))
-        growth.add_nodes(self, 0, 0)
+        growth.add_nodes(self)
 
     def _bind(self, graph: Graph) -> None:
         """Use a graph, which is not shared with others."""
@@ -374,6 +376,8 @@ class Pattern:
         if a proposed edge was connected meanwhile. Then the pattern is unchanged.
         """
         if not isinstance(change, PatternChange):
+            if not isinstance(change, Applies):
+                raise UsageError("not a change of a pattern", expected="a change, or what propose returned", got=change)
             return change.apply(self)
         with self._lock:
             replay.perform(self, change)
@@ -440,6 +444,7 @@ def _attention(name: str) -> Any:
     return getattr(import_module("graphwright.attention"), name)
 
 
+@runtime_checkable
 class Applies(Protocol):
     """Edits that are proposed, such as those of `propose`."""
 
@@ -518,14 +523,9 @@ def as_segments(given: Any, frame: Frame) -> Segments | None:
     if isinstance(given, tuple):
         q, k = (np.asarray(each) for each in given)
     else:
-        k = np.asarray(given)
+        k = ids("keys", given, frame.keys)
         q = k[frame.q_start : frame.q_start + frame.queries]
-    for side, ids, count in (("queries", q, frame.queries), ("keys", k, frame.keys)):
-        if ids.shape != (count,) or ids.dtype.kind not in "iu":
-            got = f"{ids.dtype} of shape {ids.shape}"
-            raise PatternShape(f"segments of the {side} do not fit", expected=f"integers of shape ({count},)", got=got,
-                               fix=None)  # fmt: skip
-    return Segments(np.ascontiguousarray(q, np.int32), np.ascontiguousarray(k, np.int32))
+    return Segments(ids("queries", q, frame.queries), ids("keys", k, frame.keys))
 
 
 def address(array: Array) -> int:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from .errors import PatternFileError
+from .errors import PatternFileError, PatternShape
 
 Array = npt.NDArray[Any]
 NONE, SOME, ALL = 0, 1, 2
@@ -383,6 +383,20 @@ def extensible(rule: Rule) -> bool:
     return not isinstance(rule, RandomBlocks) or rule.causal
 
 
+def ids(side: str, given: Any, count: int) -> npt.NDArray[np.int32]:
+    """Return the document ids of `count` tokens as int32. Raises: PatternShape for other lengths, types and values."""
+    found, held = np.asarray(given), np.iinfo(np.int32)
+    expected, fix = f"integers of shape ({count},)", None
+    if found.shape == (count,) and found.dtype.kind in "iu":
+        if not count or (found.min() >= held.min and found.max() <= held.max):
+            return np.ascontiguousarray(found, np.int32)
+        expected, fix = "integers of 32 bits", "number the documents: np.unique(ids, return_inverse=True)[1]"
+        got = f"{found.min()} to {found.max()}"
+    else:
+        got = f"{found.dtype} of shape {found.shape}"
+    raise PatternShape(f"segments of the {side} do not fit", expected=expected, got=got, fix=fix)
+
+
 def segments(rule: Rule | None) -> Segments | None:
     """Return the first segments that a rule uses."""
     if isinstance(rule, Combined):
@@ -446,4 +460,5 @@ def _key_ranges(frame: Frame, q: Array, low: Array, high: Array) -> Pairs:
 
 
 def _joined(*pairs: Pairs) -> Pairs:
-    return Pairs(*(np.concatenate(each) for each in zip(*pairs, strict=True)))
+    none = np.empty(0, np.int64)
+    return Pairs(*(np.concatenate(each) for each in zip((none, none), *pairs, strict=True)))
