@@ -153,13 +153,13 @@ def test_a_model_without_a_tokenizer_is_named_whether_or_not_a_text_was_given(te
 
 
 def test_surgery_makes_calibration_data_from_texts_and_ids():
-    text = "What a piece of work is a man, how noble in reason, how infinite in faculty! " * 40
+    text = "What a piece of work is a man, how noble in reason, how infinite in faculty! " * 30
     model, other = gw.open("bundled"), gw.open("bundled")
-    found = model.prune(sg.Ratio(0.1), text, kinds=("neurons",))
+    found = model.prune(sg.Ratio(0.1), text, kinds=("neurons",), recipe="units")
     data = sg.Calibration(text, tokenizer=other.tokenizer)
     assert found.calibration == data.to_json()
     ids = np.array(model.tokenizer.encode(text))
-    assert other.prune(sg.Ratio(0.1), ids, kinds=("neurons",)).calibration == data.to_json()
+    assert other.prune(sg.Ratio(0.1), ids, kinds=("neurons",), recipe="units").calibration == data.to_json()
     assert model.program.hash() == other.program.hash()
     rows = sg.compare(model, other, [text[:600], text[600:900]])
     assert rows.equal

@@ -87,5 +87,5 @@ def _frequency(attention: NativeSparse, lists: np.ndarray, gates: np.ndarray, ti
     if attention.granularity == "tile":
         return count / len(lists)
     starts = np.arange(0, time, size)
-    queries = np.diff([*starts, time])[:, None]
+    queries = np.minimum(time - starts, size)[:, None]
     return np.add.reduceat(count, starts, axis=1) / (len(lists) * queries)
