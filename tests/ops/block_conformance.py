@@ -15,13 +15,13 @@ from graphwright.patterns import table as words
 
 CASES: dict[str, dict[str, Any]] = {
     "causal": {},
-    "window of each head": {"batch": 2, "planes": 4, "rule": {"window": 20}},
+    "window of each head": {"batch": 2, "heads": (4, 2), "planes": 4, "rule": {"window": 20}},
     "symmetric window": {"rule": {"causal": False, "window": 9, "symmetric": True}},
-    "segments": {"planes": 2, "rule": {"segments": True}},
+    "segments": {"heads": (4, 2), "planes": 2, "rule": {"segments": True}},
     "own masks": {"masks": 1.0},
     "no edges": {"density": 0.0},
     "softcap": {"softcap": 1.5, "widths": (20, 7)},
-    "gates inside": {"gates": 3, "planes": 2, "density": 1.0, "tokens": (37, 41)},
+    "gates inside": {"gates": 3, "planes": 2, "density": 1.0, "tokens": (37, 41), "heads": (2, 2)},
     "gates of weights": {"gates": 3, "where": "weight"},
     "log-sum-exp has a gradient": {"lse_grad": True},
     "later queries": {"shift": 9},
@@ -58,7 +58,7 @@ def problem(case: dict[str, Any], seed: int) -> Problem:
     """Draw the operands of a case."""
     rng = np.random.default_rng(seed)
     (queries, keys), block = case.get("tokens", (21, 25)), case.get("block", 16)
-    heads, groups = case.get("heads", (4, 2))
+    heads, groups = case.get("heads", (2, 1))
     rule, dtype = dict(case.get("rule", {})), case.get("dtype", torch.float32)
     if rule.get("segments"):
         rule["segments"] = np.sort(rng.integers(0, 3, keys))[-queries:], np.sort(rng.integers(0, 3, keys))
