@@ -46,7 +46,7 @@ def test_setting_of_the_user_stays():
     assert float(printed("import torch\n" + SPINNING, OMP_WAIT_POLICY="active")) > 5e-3  # until the pause ends
 
 
-@pytest.mark.parametrize("first", FIRST)
+@pytest.mark.parametrize("first", [FIRST[0], *(pytest.param(each, marks=pytest.mark.deep) for each in FIRST[1:])])
 def test_two_threads_beside_a_busy_core_do_not_collapse(first):
     found: list[dict[str, tuple[float, float]]] = []
     for _ in range(3):  # other processes may disturb a try; without the limit each takes four to twenty times as long

@@ -353,10 +353,13 @@ def test_recomputation_reads_the_lists_of_the_first_pass(low: bool) -> None:
         ({"window": 0}, "window"),
         ({"n": -1}, "n -1"),
         ({"most": -1}, "most -1"),
-        ({"select": "best"}, "tau or topn"),
-        ({"granularity": "block"}, "token or tile"),
-        ({"compressor": "max"}, "mean or mlp"),
-        ({"ste": "all"}, "tau or scores"),
+        ({"select": "best"}, "tau, topn"),
+        ({"granularity": "block"}, "token, tile"),
+        ({"compressor": "max"}, "mean, mlp"),
+        ({"ste": "all"}, "tau, scores"),
+        ({"theta": 0}, "theta"),
+        ({"sparse_weight": -1.0}, "sparse_weight"),
+        ({"entropy_weight": float("nan")}, "entropy_weight"),
     ],
 )
 def test_invalid_options_are_refused(options: dict, text: str) -> None:

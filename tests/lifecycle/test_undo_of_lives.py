@@ -140,10 +140,10 @@ def test_what_neither_the_program_nor_undo_reaches_is_released(tmp_path):
     life, run, data = begin(tmp_path / "life", durable="process")
     life.program.undo_horizon, batch = 4, next(iter(data))
     care, past, sizes = Reborn(1), [], []
-    for i in range(deep(1000, 20)):
+    for i in range(deep(1000, 40)):
         past.append(weakref.ref(life.program.weights["0.weight"]))
         run.step(batch, care)
-        if i % 5 == 4:
+        if i % 10 == 9:
             gc.collect()
             states = len(run.train.optimizer.state), len(life._added)
             sizes.append((*states, len(life.store.fold), life.store.live_bytes))

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import expm1, log
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
+from graphwright.arguments import checked
 from graphwright.array import from_numpy
 from graphwright.array.formulas.selected import FORCED, MARGIN
 from graphwright.autograd import Parameter, Tensor, arange, autocast_to, cat, rand, zeros
@@ -26,6 +27,7 @@ from graphwright.nn.layers import Linear
 from graphwright.nn.module import Module
 from graphwright.nn.transformer import RotaryEmbedding
 from graphwright.ops import call
+from graphwright.settings import AtLeastOne, NotNegative, Number, Positive
 
 BRANCHES = ("compressed", "selected", "sliding")
 """The order of the branch gates."""
@@ -160,12 +162,14 @@ class NativeSparse(Module):
     Raises: UsageError for sizes that do not fit.
     """
 
+    @checked
     def __init__(
-        self, dim: int, heads: int, kv_heads: int | None = None, *, head_dim: int | None = None, select: Select = "tau",
-        n: int = 16, most: int | None = None, summary: int = 32, stride: int = 16, block: int = 64, window: int = 512,
-        compressor: Summary = "mean", granularity: Granularity = "token", shared_kv: bool = True, ghosts: int = 2,
-        ste: Ste = "tau", entropy_weight: float = 0.01, sparse_weight: float = 0.001, theta: float = 10000.0,
-        qk_gain: float = 1.0, name: str = "", seed: int | None = None,
+        self, dim: AtLeastOne, heads: int, kv_heads: int | None = None, *, head_dim: int | None = None,
+        select: Select = "tau", n: int = 16, most: int | None = None, summary: int = 32, stride: int = 16,
+        block: int = 64, window: int = 512, compressor: Summary = "mean", granularity: Granularity = "token",
+        shared_kv: bool = True, ghosts: int = 2, ste: Ste = "tau", entropy_weight: NotNegative = 0.01,
+        sparse_weight: NotNegative = 0.001, theta: Positive = 10000.0, qk_gain: Number = 1.0, name: str = "",
+        seed: int | None = None,
     ) -> None:  # fmt: skip
         self.heads, self.kv_heads = heads, heads if kv_heads is None else kv_heads
         if self.kv_heads < 1 or heads < 1 or heads % self.kv_heads:
@@ -174,10 +178,6 @@ class NativeSparse(Module):
         if head_dim is None and dim % heads:
             raise UsageError("dim is not a multiple of heads", expected=f"a multiple of {heads}, or head_dim", got=dim)
         self.head_dim = dim // heads if head_dim is None else head_dim
-        for option, value, allowed in (("select", select, Select), ("granularity", granularity, Granularity),
-                                       ("compressor", compressor, Summary), ("ste", ste, Ste)):  # fmt: skip
-            if value not in get_args(allowed):
-                raise UsageError(f"unknown {option}", expected=" or ".join(get_args(allowed)), got=value)
         if stride < 1 or summary < 1 or block < 1 or summary % stride or block % stride:
             got = f"summary {summary}, stride {stride}, block {block}"
             raise UsageError("invalid sizes of blocks", expected="stride >= 1 that divides summary and block", got=got)
