@@ -102,7 +102,7 @@ def collect(
                          fix='attention.sparsify(model, "layers.*.attn", pattern)')  # fmt: skip
     runs: Any = [inputs] if isinstance(inputs, Mapping) else inputs
     for feeds in runs:
-        if "ids" in feeds and "positions" not in feeds:
+        if np.ndim(feeds.get("ids")) == 2 and "positions" not in feeds:
             feeds = feeds_of(p, **{name: np.asarray(array) for name, array in feeds.items()})
         _collect(p, nodes, feeds, reduce)
     return p.patterns

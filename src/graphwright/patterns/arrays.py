@@ -90,8 +90,8 @@ def _loaded(cls: type[Pattern], data: Mapping[str, Array]) -> Pattern:
         raise PatternFileError("the nodes do not fit the shape of the pattern", expected=expected, got=got)
     segments: list[Segments] = []
     while (name := f"segments.{len(segments)}") + ".q" in data:
-        ids = rules.ids("queries", data[f"{name}.q"], queries), rules.ids("keys", data[f"{name}.k"], keys)
-        segments.append(Segments(*ids))
+        sides = (("queries", "q", queries), ("keys", "k", keys))
+        segments.append(Segments(*(rules.document_ids(side, data[f"{name}.{end}"], n) for side, end, n in sides)))
     base = rules.from_json(facts["base"], segments)
     if not isinstance(base, rules.Position):
         raise PatternFileError("the base rule is not one by position", got=base.kind)

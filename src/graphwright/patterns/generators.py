@@ -1,6 +1,7 @@
 """Generators of patterns: each returns a pattern whose edges follow a rule, which `extend` uses for new tokens.
 
-All take `tokens`, `block`, `planes`, and as `options` the other arguments of `Pattern`.
+All take `tokens`, `block`, `planes`, and as `options` the other arguments of `Pattern`, and raise UsageError for
+arguments of another type or out of range.
 """
 
 # pyright: reportPrivateUsage=false
@@ -137,7 +138,8 @@ def topk(
         q, k: [planes, Tq, d] and [planes, Tk, d], or [Tq, d] and [Tk, d]: one plane.
         n: key blocks per query block; ties go to the lower block. With block=1, the exact top-n keys.
         keep_own: the query's own block is always one of them.
-    Raises: ShapeError, UsageError for n < 1. The pattern has no generator: its edges depend on values.
+    Raises: ShapeError; UsageError for n < 1, and values that are not finite.
+    The pattern has no generator: its edges depend on values.
     """
     try:
         queries, keys = (np.asarray(x, np.float64) for x in (q, k))

@@ -36,7 +36,8 @@ def extend(self: Pattern, tokens: int | tuple[int, int], segments: Any = None) -
         tokens: new numbers of (queries, keys); one number n adds n - keys tokens to both.
         segments: document ids of the new tokens, (of queries, of keys) or of both; by default the last ids.
     Raises: NoGenerator if the pattern was not made by a generator, or by one that depends on the number of tokens;
-        PatternShape for fewer tokens than now; UsageError inside an edit.
+        PatternShape for fewer tokens than now and ids that do not fit; UsageError inside an edit, and for `segments`
+        of a pattern that has none.
     """
     queries, keys = (self.frame.queries + tokens - self.frame.keys, tokens) if isinstance(tokens, int) else tokens
     old = self.frame
@@ -160,7 +161,7 @@ def _segments(self: Pattern, queries: int, keys: int, given: Any) -> tuple[Array
         q, k = np.full(queries, segments.q[-1]), np.full(keys, segments.k[-1])
     else:
         q, k = given if isinstance(given, tuple) else (given, given)
-    return rules.ids("new queries", q, queries), rules.ids("new keys", k, keys)
+    return rules.document_ids("new queries", q, queries), rules.document_ids("new keys", k, keys)
 
 
 # -- shape ------------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from .history import Entry, History, Owner
 from .lock import OwnedLock, RunLock
 from .pair_index import PairIndex
 from .pool import MaskPool
-from .rules import Frame, Position, Rule, Segments, ids
+from .rules import Frame, Position, Rule, Segments, document_ids
 
 Array = npt.NDArray[Any]
 BUCKET = 16
@@ -474,7 +474,8 @@ class PatternEdit:
     def set(self, edges: EdgeId | EdgeArray | Mask | Iterable[int] | Array, **columns: Any) -> None:
         """Write columns of edges: gate, score, birth, pinned; one value for all, or one per edge.
 
-        Raises: StaleHandle, UsageError for another column, DTypeError for a value that it cannot hold.
+        Raises: StaleHandle; UsageError for another column, a gate's number out of range, or a score that is not finite;
+        DTypeError for a value that the column cannot hold.
         """
         edits.write(self.pattern, edges, columns)
 
@@ -523,9 +524,9 @@ def as_segments(given: Any, frame: Frame) -> Segments | None:
     if isinstance(given, tuple):
         q, k = (np.asarray(each) for each in given)
     else:
-        k = ids("keys", given, frame.keys)
+        k = document_ids("keys", given, frame.keys)
         q = k[frame.q_start : frame.q_start + frame.queries]
-    return Segments(ids("queries", q, frame.queries), ids("keys", k, frame.keys))
+    return Segments(document_ids("queries", q, frame.queries), document_ids("keys", k, frame.keys))
 
 
 def address(array: Array) -> int:

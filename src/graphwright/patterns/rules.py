@@ -383,7 +383,7 @@ def extensible(rule: Rule) -> bool:
     return not isinstance(rule, RandomBlocks) or rule.causal
 
 
-def ids(side: str, given: Any, count: int) -> npt.NDArray[np.int32]:
+def document_ids(side: str, given: Any, count: int) -> npt.NDArray[np.int32]:
     """Return the document ids of `count` tokens as int32. Raises: PatternShape for other lengths, types and values."""
     found, held = np.asarray(given), np.iinfo(np.int32)
     expected, fix = f"integers of shape ({count},)", None

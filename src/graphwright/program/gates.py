@@ -285,10 +285,11 @@ def refuse_soft(p: Program, what: str) -> None:
 
     The fix of gates that cannot be folded is `to="one"`: the default of `discretize` freezes open ones.
     """
-    names = [gate.owner for gate in gates(p).values()]
+    found = gates(p).values()
+    names = [gate.owner for gate in found]
     if names:
         fix = 'remove gates by DifferentiableGraph(program).discretize(), or fold them by discretize(0, to="fold")'
-        if any(gate.over in ("pattern", "choice") for gate in gates(p).values()):
+        if any(gate.over in ("pattern", "choice") for gate in found):
             fix = 'dg = DifferentiableGraph(program); dg.discretize(..., to="one"), because no weights can absorb them'
         got = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
         raise SoftGates(f"{what} does not support gates", where=p.name, got=got, fix=fix)
