@@ -4,7 +4,7 @@ A long instruction is split into tickets. A ticket is a share of the instruction
 computes. The thread that offers tickets can do all of them itself, so a helper thread that gets no core costs nothing:
 the offering thread waits only for tickets that a helper has begun. All threads look for a while, then sleep, so that a
 helper whose core another process has taken can go to the core of the thread that waits for it. After such a wait the
-next instructions are not shared, so that waits take a bounded part of the time.
+next instructions, unless they are much longer than it, are not shared, so that waits take a bounded part of the time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ASLEEP = 5  # helpers that wait on the semaphore
 OWNER = 6  # 1 while a thread offers tickets
 ALLOWED = 7  # number of helpers that may take tickets
 SEM_WAIT, SEM_POST, USLEEP = 8, 9, 10  # addresses of functions
-ALONE = 11  # number of coming instructions that are not offered
+ALONE = 11  # nanoseconds of coming instructions that are not offered
 SEMAPHORE = 12  # 4 words
 TEAM_CELLS = 16
 
@@ -82,7 +82,8 @@ asked = define("asked", i64, (i64, i64), _asked)
 LOOKS = 20_000  # some 20 us
 _NAP = 20  # us; Linux adds 50
 _PATIENCE = 10  # naps; a time slice of another process takes twice as long or more
-_MOST_ALONE = 256
+_ALONE = 400_000  # ns for each nap
+_MOST_ALONE = 256 * 100_000
 _LOW = 0xFFFFFFFF
 
 
@@ -107,11 +108,12 @@ def share(team: Any, row: Any, threads: Any) -> Any:
     """Offer the tickets after the SHARED instruction at `row` to helper threads; return False if none can help."""
     if team == 0 or threads < 2 or exchange(team + 8 * OWNER, 1):
         return False
-    alone = vec.load_i64(team + 8 * ALONE)
+    alone = vec.load_i64(team + 8 * ALONE) - cell(row, 1) * cell(row, 3)
     if alone > 0:
-        vec.store_i64(team + 8 * ALONE, alone - 1)
+        vec.store_i64(team + 8 * ALONE, alone)
         write(team + 8 * OWNER, 0)
         return False
+    vec.store_i64(team + 8 * ALONE, 0)
     vec.store_i64(team + 8 * ROWS, row + BYTES)
     vec.store_i64(team + 8 * SIZE, BYTES * cell(row, 2))
     vec.store_i64(team + 8 * WRONG, 0)
@@ -127,11 +129,11 @@ def share(team: Any, row: Any, threads: Any) -> Any:
 def nap(team: Any, naps: Any, expected: Any) -> Any:
     """Sleep for a moment in a wait for a task of `expected` nanoseconds; return how often the wait has slept.
 
-    After a wait much longer than that, the next instructions are not offered, four for each nap.
+    After a wait much longer than that, instructions that together take some five times as long are not offered next.
     """
     called(vec.load_i64(team + 8 * USLEEP), _NAP)
     if naps >= _PATIENCE + expected // 20_000:
-        vec.store_i64(team + 8 * ALONE, min(4 * naps, _MOST_ALONE))
+        vec.store_i64(team + 8 * ALONE, min(_ALONE * naps, _MOST_ALONE))
     return naps + 1
 
 
