@@ -139,7 +139,7 @@ def training(
     for count in tokens:
         operands, few = Operands(count, heads), count > 8192
         patterns = {"random blocks": random_pattern(count, density), "window": window_pattern(count, density)}
-        if count < 4096:  # 64 tokens are coarse: most of the blocks lie on the diagonal, half of which is masked
+        if count < 4096:  # 64 tokens are coarse: most of the blocks are on the diagonal, half of which is masked
             patterns["random blocks of 32"] = random_pattern(count, density, 32)
         both: dict[str, Call] = {}
         forward: dict[str, Call] = {}

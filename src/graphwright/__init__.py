@@ -59,6 +59,7 @@ _PUBLIC = {
     ),
     "graph": "Graph",
     "models": "Model open",
+    "models.importing.torch_modules": "from_torch",
     "nn": "summary",
     "nn.functional": (
         "adaptive_avg_pool1d adaptive_max_pool1d avg_pool1d bilinear celu channel_shuffle conv1d conv2d conv3d "

@@ -59,9 +59,9 @@ class Size:
     @property
     def least(self) -> int | None:
         """A lower bound, for names >= 1; None if some term has no known sign."""
-        above = Size.of(0)  # in terms of what each name is above 1
+        above = Size.of(0)  # in terms of what each factor is above its own bound
         for factors, n in self.terms.items():
-            above += prod((Size({(f,): 1, (): 0 if "//" in f else 1}) for f in factors), start=Size.of(n))
+            above += prod((Size({(f,): 1, (): _least(f)}) for f in factors), start=Size.of(n))
         return None if any(n < 0 for factors, n in above.terms.items() if factors) else above.terms.get((), 0)
 
     def value(self, dims: Mapping[str, int]) -> int:
@@ -119,6 +119,12 @@ class Size:
 
     def __repr__(self) -> str:
         return f"Size({self.dim})"
+
+
+def _least(factor: str) -> int:
+    """Return a lower bound of a factor of a term: a name, or a size of any kind divided by an int."""
+    inner, _, by = factor.rpartition("//")
+    return max((_parsed(inner).least or 0) // int(by), 0) if inner else 1
 
 
 def dim_of(size: int | Size) -> Dim:

@@ -72,3 +72,15 @@ class ExportLevelImpossible(ExportError):
 
 class VerificationFailed(ExportError):
     """The exported files cannot be run, or do not compute the program's function; the target directory is unchanged."""
+
+
+class CaptureError(GraphwrightError):
+    """A torch module has no graph, for example because its code depends on values."""
+
+
+class UnsupportedOperator(GraphwrightError):
+    """A model has operators that cannot be imported; `operators` maps each to where it occurs."""
+
+    def __init__(self, what: str, *, operators: dict[str, tuple[str, ...]], **facts: Unpack[Facts]) -> None:
+        super().__init__(what, **facts)
+        self.operators = operators

@@ -1,0 +1,1 @@
+"""Opening networks that no template describes: torch modules."""

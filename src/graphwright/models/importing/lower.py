@@ -1,0 +1,236 @@
+"""Lowering: run a captured graph on symbols, each operator by its row of the table, so that a trace records it."""
+
+from __future__ import annotations
+
+import operator as python
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils import _pytree as pytree
+
+from graphwright.array import dtype as named
+from graphwright.array import from_dlpack
+from graphwright.autograd import Parameter, Tensor, Variable, no_grad
+from graphwright.autograd.recorder import scope
+from graphwright.models.errors import UnsupportedOperator
+from graphwright.models.importing.capture import Captured
+from graphwright.models.importing.operators import find
+
+_PYTHON = {python.add, python.sub, python.mul, python.floordiv, python.truediv, python.mod, python.neg, python.pow,
+           python.getitem, python.eq, python.ne, python.lt, python.le, python.gt, python.ge, python.and_, python.or_,
+           python.not_}  # fmt: skip
+_OPTIONS = {"device", "layout", "pin_memory", "memory_format"}
+"""Options of torch's operators that say where and how a result is stored, which the plan decides here."""
+
+
+@dataclass(eq=False)
+class Lowered:
+    """A captured module as a function of tensors, in the order of its inputs.
+
+    Attributes:
+        captured: the graph.
+        variables: the params and the states by the name of the graph's signature.
+        counts: operators of the graph by name, and how often each occurs.
+    """
+
+    captured: Captured
+    share: bool = True
+    variables: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.graph_module = self.captured.exported.graph_module
+        self.functions: dict[Any, Callable[..., Any]] = {}
+        self._check(self.graph_module)
+        signature = self.captured.exported.graph_signature
+        self.mutated = {spec.arg.name: spec.target for spec in signature.output_specs
+                        if spec.kind == OutputKind.BUFFER_MUTATION}  # fmt: skip
+        stored = set(self.mutated.values())
+        tied: dict[int, Any] = {}
+        for spec in signature.input_specs:
+            if spec.kind == InputKind.USER_INPUT or spec.target is None:
+                continue
+            tensor = self.captured.tensors[spec.target]
+            if id(tensor) not in tied:
+                tied[id(tensor)] = self._variable(spec, tensor, spec.target in stored)
+            self.variables[spec.arg.name] = tied[id(tensor)]
+
+    def _variable(self, spec: Any, tensor: torch.Tensor, stored: bool) -> Any:
+        array = from_dlpack(tensor.detach(), copy=not self.share)
+        if spec.kind == InputKind.PARAMETER:
+            made: Any = Parameter(array, tensor.requires_grad, spec.target)
+        elif stored:
+            made = Variable(array, name=spec.target)
+        else:
+            return Tensor(array, name=spec.target)
+        made.shared = self.share
+        return made
+
+    # -- the function that is traced -----------------------------------------------------------------------------------
+    def __call__(self, *inputs: Tensor) -> dict[str, Tensor]:
+        """Run the graph; returns the outputs by name."""
+        given = iter(inputs)
+        values: list[Any] = []
+        for spec in self.captured.exported.graph_signature.input_specs:
+            if spec.kind != InputKind.USER_INPUT:
+                values.append(self.variables[spec.arg.name])
+            else:
+                values.append(next(given) if hasattr(spec.arg, "name") and not hasattr(spec.arg, "value")
+                              else spec.arg.value)  # fmt: skip
+        results = self._run(self.graph_module, values)
+        outputs: list[Any] = []
+        signature = self.captured.exported.graph_signature
+        for spec, value in zip(signature.output_specs, results, strict=True):
+            if spec.kind == OutputKind.BUFFER_MUTATION:
+                source = next(s for s in signature.input_specs if s.target == spec.target)
+                self.variables[source.arg.name].assign(value.detach())
+            elif spec.kind == OutputKind.USER_OUTPUT:
+                outputs.append(value)
+        return output_names(self.captured.exported.call_spec.out_spec, outputs)
+
+    def _run(self, module: torch.fx.GraphModule, values: Sequence[Any]) -> tuple[Any, ...]:
+        given, env = iter(values), dict[torch.fx.Node, Any]()
+        path: tuple[str, ...] = ()
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                env[node] = next(given)
+            elif node.op == "get_attr":
+                env[node] = self._attribute(module, node.target)
+            elif node.op == "output":
+                return tuple(_filled(node.args[0], env))
+            else:
+                path = _module_path(node, path)
+                token = scope.set(path)
+                try:
+                    env[node] = self._call(module, node, env)
+                except Exception as error:
+                    error.add_note(f"at {'.'.join(path) or 'the module'}, {_line(node)}: {node.target}")
+                    raise
+                finally:
+                    scope.reset(token)
+        return ()
+
+    def _attribute(self, module: Any, name: str) -> Any:
+        found = module
+        for part in name.split("."):
+            found = getattr(found, part)
+        return Tensor(from_dlpack(found.detach(), copy=True), name=name) if isinstance(found, torch.Tensor) else found
+
+    def _call(self, module: Any, node: torch.fx.Node, env: Mapping[torch.fx.Node, Any]) -> Any:
+        args, kwargs = _filled(node.args, env), _filled(node.kwargs, env)
+        if node.target in _PYTHON:
+            return node.target(*args)
+        if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
+            enabled, inner, *rest = args
+            if enabled:
+                return self._run(inner, rest)
+            with no_grad():
+                return self._run(inner, rest)
+        return self.functions[node.target](*args, **{k: v for k, v in kwargs.items() if k not in _OPTIONS})
+
+    # -- operators -----------------------------------------------------------------------------------------------------
+    def _check(self, module: torch.fx.GraphModule) -> None:
+        """Find the function of each operator. Raises: UnsupportedOperator naming all that have none."""
+        unknown: dict[str, list[str]] = {}
+        for node in _calls(module):
+            if node.target in _PYTHON or node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
+                continue
+            name, overload = operator_name(node.target)
+            self.counts[name] = self.counts.get(name, 0) + 1
+            function = sym_size if name == "sym_size" else find(name, overload)
+            if function is None:
+                where = ".".join(_module_path(node, ())) or "the module"
+                unknown.setdefault(f"{name}.{overload}", []).append(f"{where}, {_line(node)}")
+            else:
+                self.functions[node.target] = function
+        if unknown:
+            lines = [f"{name} ({len(lines)}x): {lines[0]}" for name, lines in sorted(unknown.items())]
+            raise UnsupportedOperator("operators of the module have no row in the table of operators",
+                                      got="; ".join(lines), operators={n: tuple(p) for n, p in unknown.items()},
+                                      fix="enter a function of tensors with "
+                                          "graphwright.models.importing.operators.operator(NAME)")  # fmt: skip
+
+
+def sym_size(x: Tensor, axis: int) -> Any:
+    """Return the size of an axis."""
+    return x.shape[axis]
+
+
+def operator_name(target: Any) -> tuple[str, str]:
+    """Return an operator's name and overload."""
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return getattr(target, "__name__", str(target)), ""
+    space, _, name = schema.name.partition("::")
+    return (name if space == "aten" else f"{space}::{name}"), target._overloadname
+
+
+def _calls(module: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    for part in module.modules():
+        if isinstance(part, torch.fx.GraphModule):
+            yield from (n for n in part.graph.nodes if n.op == "call_function")
+
+
+def _filled(value: Any, env: Mapping[torch.fx.Node, Any]) -> Any:
+    """Return arguments with values instead of nodes, and dtypes of ours instead of torch's."""
+    if isinstance(value, torch.fx.Node):
+        return env[value]
+    if isinstance(value, tuple | list):
+        return [_filled(v, env) for v in value]
+    if isinstance(value, dict):
+        return {k: _filled(v, env) for k, v in value.items()}
+    return named(str(value).removeprefix("torch.")) if isinstance(value, torch.dtype) else value
+
+
+def _module_path(node: torch.fx.Node, last: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the path of the module whose code made a node; without one, `last`, the path of the node before it."""
+    stack = [
+        path for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items() if not key.startswith("_empty")
+    ]
+    if not stack:
+        return last
+    path = stack[-1].removeprefix("L['self'].").removeprefix("L['self']")
+    return tuple(part for part in path.split(".") if part)
+
+
+def _line(node: torch.fx.Node) -> str:
+    """Return `file:line` of the module's code that made a node."""
+    frames = [
+        line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip().startswith("File")
+    ]
+    own = [f for f in frames if "/torch/" not in f] or frames
+    if not own:
+        return "without a line"
+    file, line = own[-1].split('"')[1], own[-1].split("line ")[1].split(",")[0]
+    return f"{file.rpartition('/')[2]}:{line}"
+
+
+def output_names(spec: Any, values: Sequence[Any]) -> dict[str, Any]:
+    """Return outputs by name: keys of dicts and fields, `out`, `out_1` for tuples."""
+    numbered = pytree.tree_unflatten(list(range(len(values))), spec)
+    plain = _plain(numbered)
+    top = plain if isinstance(plain, dict) else plain if isinstance(plain, list) else [plain]
+    parts = top.items() if isinstance(top, dict) else (
+        ("out" if i == 0 else f"out_{i}", v) for i, v in enumerate(top))  # fmt: skip
+    return {name: _values(inner, values) for name, inner in parts}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(v) for v in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return {k: _plain(getattr(value, k)) for k in value.__dataclass_fields__}
+    return value
+
+
+def _values(at: Any, values: Sequence[Any]) -> Any:
+    if isinstance(at, dict):
+        return {k: _values(v, values) for k, v in at.items()}
+    if isinstance(at, list):
+        return [_values(v, values) for v in at]
+    return values[at] if isinstance(at, int) else None

@@ -1,0 +1,8 @@
+"""The operators of torch that can be imported, by kind."""
+
+from __future__ import annotations
+
+from graphwright.models.importing.operators import elementwise, indexing, networks, reductions, shapes
+from graphwright.models.importing.operators.table import OPERATORS, find
+
+__all__ = ["OPERATORS", "elementwise", "find", "indexing", "networks", "reductions", "shapes"]

@@ -1,0 +1,137 @@
+"""Elementwise operators, comparisons, casts and constants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphwright.array import bool_, float32, int64
+from graphwright.autograd import Tensor, as_tensor, create, top
+from graphwright.models.importing.operators.table import equal, operator
+from graphwright.nn import functional
+
+equal(top, """
+    abs acos acosh add asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or
+    bitwise_right_shift bitwise_xor ceil clamp cos cosh div eq erf erfc erfinv exp exp2 expm1 floor floor_divide fmod
+    ge gt isfinite isinf isnan le lerp lgamma digamma log log10 log1p log2 logaddexp logical_and logical_not logical_or
+    logical_xor lt masked_fill maximum minimum mul ne neg pow reciprocal remainder round rsqrt sigmoid sign sin sinh
+    sqrt sub tan tanh trunc where nan_to_num square addcmul addcdiv
+""")  # fmt: skip
+equal(functional, """
+    celu elu gelu glu hardsigmoid hardswish hardtanh leaky_relu mish relu relu6 selu silu softplus softshrink
+    hardshrink softsign tanhshrink logsigmoid threshold prelu
+""")  # fmt: skip
+operator("clamp_min")(lambda x, low: top.clamp(x, min=low))
+operator("clamp_max")(lambda x, high: top.clamp(x, max=high))
+operator("special_erf")(top.erf)
+operator("log_sigmoid_forward")(lambda x: (functional.logsigmoid(x), None))
+
+
+@operator("rsub")
+def rsub(x: Any, other: Any, alpha: Any = 1) -> Tensor:
+    """other - alpha·x."""
+    return top.sub(as_tensor(other), x, alpha=alpha)
+
+
+# -- values that stay as they are --------------------------------------------------------------------------------------
+@operator("alias", "detach", "lift_fresh_copy", "contiguous", "lift_fresh")
+def same(x: Tensor, **_: Any) -> Tensor:
+    """Return the operand."""
+    return x
+
+
+@operator("clone")
+def clone(x: Tensor, **_: Any) -> Tensor:
+    """Return the operand: a captured graph has no writes, so a copy is the same value."""
+    return x
+
+
+@operator("copy")
+def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """Return `source` in the dtype of x, broadcast to its shape."""
+    return source.to(x.dtype).expand(x.shape)
+
+
+@operator("_to_copy")
+def to_copy(x: Tensor, dtype: Any = None, **_: Any) -> Tensor:
+    """Return x in a dtype."""
+    return x if dtype is None else x.to(dtype)
+
+
+@operator("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range_for_size",
+          "sym_constrain_range")  # fmt: skip
+def nothing(*_: Any, **__: Any) -> None:
+    """Return None: a check of the capture, which the specs of the program repeat."""
+
+
+# -- constants ---------------------------------------------------------------------------------------------------------
+@operator("arange", "arange.start", "arange.start_step")
+def arange(start: Any, end: Any = None, step: Any = 1, *, dtype: Any = None, **_: Any) -> Tensor:
+    """start, start + step, ..., below end; of one number, 0 to it."""
+    return create.arange(start, end, step, dtype=dtype)
+
+
+@operator("full", "new_full")
+def full(*args: Any, dtype: Any = None, **_: Any) -> Tensor:
+    """Return a tensor of one value; `new_full` has the dtype of its first operand."""
+    like = args[0] if isinstance(args[0], Tensor) else None
+    size, value = args[1:] if like is not None else args
+    return _filled(size, value, like.dtype if dtype is None and like is not None else dtype)
+
+
+def _filled(size: Any, value: Any, dtype: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return (value if dtype is None else value.to(dtype)).expand(tuple(size))
+    if dtype is None:
+        dtype = bool_ if isinstance(value, bool) else int64 if isinstance(value, int) else float32
+    return create.full(tuple(size), value, dtype=dtype)
+
+
+def _constant(value: float) -> Any:
+    def made(size: Any, *, dtype: Any = None, **_: Any) -> Tensor:
+        return _filled(size, value, float32 if dtype is None else dtype)
+
+    return made
+
+
+def _constant_like(value: float) -> Any:
+    def made(x: Tensor, size: Any = None, *, dtype: Any = None, **_: Any) -> Tensor:
+        return _filled(x.shape if size is None else size, value, x.dtype if dtype is None else dtype)
+
+    return made
+
+
+for _name, _value in (("ones", 1.0), ("zeros", 0.0), ("empty", 0.0)):
+    operator(_name)(_constant(_value))
+    operator(f"{_name}_like", f"new_{_name}")(_constant_like(_value))
+
+
+@operator("full_like")
+def full_like(x: Tensor, value: Any, *, dtype: Any = None, **_: Any) -> Tensor:
+    """Return a tensor of one value with the shape, and by default the dtype, of x."""
+    return _filled(x.shape, value, x.dtype if dtype is None else dtype)
+
+
+@operator("empty_permuted", "empty_strided", "new_empty_strided")
+def empty_permuted(*args: Any, dtype: Any = None, **_: Any) -> Tensor:
+    """Return zeros of a shape, whose order in memory the plan chooses."""
+    like = args[0] if isinstance(args[0], Tensor) else None
+    size = args[0 if like is None else 1]
+    return _filled(size, 0.0, dtype or (float32 if like is None else like.dtype))
+
+
+@operator("scalar_tensor")
+def scalar_tensor(value: Any, *, dtype: Any = None, **_: Any) -> Tensor:
+    """Return a number as a tensor without axes."""
+    return _filled((), value, float32 if dtype is None else dtype)
+
+
+@operator("eye", "eye.m")
+def eye(n: int, m: int | None = None, *, dtype: Any = None, **_: Any) -> Tensor:
+    """Return the identity matrix."""
+    return create.eye(n, m, dtype=dtype)
+
+
+@operator("linspace")
+def linspace(start: float, end: float, steps: int, *, dtype: Any = None, **_: Any) -> Tensor:
+    """Return `steps` numbers from start to end, both included."""
+    return create.linspace(start, end, steps, dtype=dtype)

@@ -1,0 +1,205 @@
+"""Operators of layers: products, convolutions, norms, pools, attention, dropout, losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphwright.array import int64
+from graphwright.autograd import Tensor, create, top
+from graphwright.models.importing.operators.table import equal, operator
+from graphwright.nn import functional
+from graphwright.ops import call
+
+equal(top, "addmm addmv addbmm baddbmm bmm dot matmul mm mv outer cdist")
+equal(functional, """
+    linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
+    adaptive_avg_pool1d adaptive_avg_pool2d
+    adaptive_avg_pool3d avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d scaled_dot_product_attention
+    cosine_similarity pairwise_distance
+""")  # fmt: skip
+
+operator("_adaptive_avg_pool2d")(functional.adaptive_avg_pool2d)
+operator("_adaptive_avg_pool3d")(functional.adaptive_avg_pool3d)
+
+
+@operator("conv1d.padding", "conv2d.padding", "conv3d.padding")
+def same_conv(x: Tensor, weight: Tensor, *args: Any) -> Tensor:
+    """Convolution with padding `same` or `valid`."""
+    return (functional.conv1d, functional.conv2d, functional.conv3d)[weight.ndim - 3](x, weight, *args)
+
+
+@operator("convolution")
+def convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    output_padding: Any, groups: int,
+) -> Tensor:  # fmt: skip
+    """Convolution, or its transpose, over the axes after channels."""
+    axes = weight.ndim - 2
+    if transposed:
+        run = getattr(functional, f"conv_transpose{axes}d")
+        return run(x, weight, bias, tuple(stride), tuple(padding), tuple(output_padding), groups, tuple(dilation))
+    run = getattr(functional, f"conv{axes}d")
+    return run(x, weight, bias, tuple(stride), tuple(padding), tuple(dilation), groups)
+
+
+@operator("transformers::grouped_mm_fallback", "_grouped_mm")
+def grouped_mm(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """Rows of x by the matrix of their group; `ends` are the last rows + 1 of the groups."""
+    starts = create.zeros(1, dtype=int64)
+    return call("grouped_matmul", x, weight, top.cat([starts, ends.to(int64)]))
+
+
+# -- norms -------------------------------------------------------------------------------------------------------------
+@operator("layer_norm")
+def layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+    cudnn: bool = False,
+) -> Tensor:  # fmt: skip
+    """Normalise the last axes."""
+    return functional.layer_norm(x, tuple(shape), weight, bias, eps)
+
+
+@operator("native_layer_norm")
+def native_layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor | None, ...]:
+    """Normalise the last axes; the statistics that torch returns too are None."""
+    return functional.layer_norm(x, tuple(shape), weight, bias, eps), None, None
+
+
+@operator("rms_norm")
+def rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    """x / √(mean x² + eps) over the last axes."""
+    return functional.rms_norm(x, tuple(shape), weight, eps)
+
+
+@operator("group_norm")
+def group_norm(
+    x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+    cudnn: bool = False,
+) -> Tensor:  # fmt: skip
+    """Normalise groups of channels."""
+    return functional.group_norm(x, groups, weight, bias, eps)
+
+
+@operator("native_group_norm")
+def native_group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, channels: int, size: int, groups: int, eps: float
+) -> tuple[Tensor | None, ...]:
+    """Normalise groups of channels; the statistics that torch returns too are None."""
+    return functional.group_norm(x, groups, weight, bias, eps), None, None
+
+
+@operator("batch_norm")
+def batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, training: bool,
+    momentum: float, eps: float, cudnn: bool = False,
+) -> Tensor:  # fmt: skip
+    """Normalise channels by running statistics, or by those of the batch."""
+    return functional.batch_norm(x, mean, var, weight, bias, training, momentum, eps)
+
+
+@operator("_native_batch_norm_legit_no_training", "_batch_norm_no_update")
+def batch_norm_eval(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, momentum: float, eps: float
+) -> tuple[Tensor | None, ...]:
+    """Normalise channels by running statistics."""
+    return functional.batch_norm(x, mean, var, weight, bias, False, momentum, eps), None, None, None
+
+
+@operator("_native_batch_norm_legit.no_stats")
+def batch_norm_statless(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
+) -> tuple[Tensor | None, ...]:
+    """Normalise channels by the statistics of the batch."""
+    return functional.batch_norm(x, None, None, weight, bias, True, momentum, eps), None, None
+
+
+@operator("_native_batch_norm_legit_functional", "_batch_norm_with_update_functional")
+def batch_norm_train(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, training: bool, momentum: float,
+    eps: float,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Normalise channels by the statistics of the batch; results 3 and 4 are the new running statistics."""
+    axes = [0, *range(2, x.ndim)]
+    made = functional.batch_norm(x, None, None, weight, bias, True, momentum, eps)
+    wide = x.detach().to(mean.dtype)
+    new_mean = mean * (1 - momentum) + wide.mean(axes) * momentum
+    new_var = var * (1 - momentum) + wide.var(axes, unbiased=True) * momentum
+    return made, None, None, new_mean, new_var
+
+
+@operator("_weight_norm", "_weight_norm_interface")
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """g·v / ‖v‖ along all axes but `dim`."""
+    axes = [axis for axis in range(v.ndim) if axis != dim % v.ndim]
+    return v * (g / v.norm(2, axes, True))
+
+
+# -- pools and images --------------------------------------------------------------------------------------------------
+@operator("max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices")
+def max_pool_with_indices(x: Tensor, kernel: Any, *args: Any) -> tuple[Tensor, Tensor]:
+    """Largest entries of windows, and their indices."""
+    run = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)[len(kernel) - 1]
+    stride = args[0] if args and args[0] else None
+    return run(x, tuple(kernel), stride, *args[1:], return_indices=True)
+
+
+def _upsampled(mode: str) -> Any:
+    def run(x: Tensor, size: Any, *args: Any) -> Tensor:
+        corners = args[0] if args and isinstance(args[0], bool) else None
+        factors = next((a for a in args if isinstance(a, list | tuple) and a), None)
+        if size is not None:
+            return functional.interpolate(x, size=tuple(size), mode=mode, align_corners=corners)
+        return functional.interpolate(x, scale_factor=tuple(factors or ()), mode=mode, align_corners=corners)
+
+    return run
+
+
+for _mode, _name in (
+    ("nearest", "nearest"),
+    ("bilinear", "bilinear"),
+    ("bicubic", "bicubic"),
+    ("linear", "linear"),
+    ("trilinear", "trilinear"),
+):
+    for _n in {"nearest": "123", "linear": "1", "bilinear": "2", "bicubic": "2", "trilinear": "3"}[_mode]:
+        operator(f"upsample_{_name}{_n}d")(_upsampled(_mode))
+
+
+# -- attention, dropout, losses ----------------------------------------------------------------------------------------
+@operator("_scaled_dot_product_flash_attention_for_cpu")
+def flash(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, causal: bool = False, *, attn_mask: Any = None,
+          scale: float | None = None) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Attention; the logarithms of sums that torch returns too are None."""
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask, dropout, causal, scale), None
+
+
+@operator("dropout")
+def dropout(x: Tensor, p: float, train: bool) -> Tensor:
+    """Set entries to 0 with probability p and scale the others, in training."""
+    return functional.dropout(x, p, train)
+
+
+@operator("native_dropout")
+def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor | None, ...]:
+    """Set entries to 0 with probability p and scale the others, in training; the mask is None."""
+    return functional.dropout(x, p, train is not False), None
+
+
+_REDUCTION = ("none", "mean", "sum")
+
+
+@operator("cross_entropy_loss")
+def cross_entropy(logits: Tensor, target: Tensor, weight: Any = None, reduction: int = 1, ignore: int = -100,
+                  smoothing: float = 0.0) -> Tensor:  # fmt: skip
+    """Cross-entropy of logits and classes."""
+    return functional.cross_entropy(logits, target, weight, ignore_index=ignore, reduction=_REDUCTION[reduction],
+                                    label_smoothing=smoothing)  # fmt: skip
+
+
+@operator("mse_loss")
+def mse_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
+    """Mean squared error."""
+    return functional.mse_loss(x, target, reduction=_REDUCTION[reduction])

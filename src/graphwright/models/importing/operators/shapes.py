@@ -1,0 +1,81 @@
+"""Operators that rearrange entries: views, joins, splits, padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphwright.autograd import Tensor, top
+from graphwright.models.importing.operators.table import equal, operator
+from graphwright.nn import functional
+
+equal(top, """
+    broadcast_to diag_embed diagonal flip movedim narrow permute roll select squeeze stack swapaxes tile tril triu
+    transpose unbind unflatten unsqueeze flatten
+""")  # fmt: skip
+equal(Tensor, "repeat unfold")
+equal(functional, "pixel_shuffle pixel_unshuffle channel_shuffle")
+operator("t")(lambda x: x.T if x.ndim == 2 else x)
+
+
+@operator("view", "reshape", "_unsafe_view", "_reshape_copy", "view_copy")
+def view(x: Tensor, size: Sequence[int]) -> Tensor:
+    """Return x in a new shape."""
+    return x.reshape(tuple(size))
+
+
+@operator("expand", "expand_copy")
+def expand(x: Tensor, size: Sequence[int], implicit: bool = False) -> Tensor:
+    """Return x broadcast to a shape, in which -1 keeps the size of x."""
+    lead = len(size) - x.ndim
+    return x.expand(tuple(x.shape[i - lead] if type(n) is int and n == -1 else n for i, n in enumerate(size)))
+
+
+@operator("slice")
+def slice_(x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
+    """x[start:end:step] along one axis."""
+    end = None if type(end) is int and end == 2**63 - 1 else end
+    return x[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)]
+
+
+@operator("cat", "concat")
+def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Join tensors along an axis; empty vectors are ignored, as torch does."""
+    given = [t for t in tensors if not (t.ndim == 1 and t.spec.shape == (0,))] or list(tensors[:1])
+    return top.cat(given, dim=dim)
+
+
+@operator("split", "split_with_sizes", "split_copy")
+def split(x: Tensor, sizes: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    """Split an axis into parts of one size, or of the given sizes."""
+    return tuple(x.split(sizes, dim))
+
+
+@operator("chunk")
+def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+    """Split an axis into a number of parts."""
+    return tuple(x.chunk(chunks, dim))
+
+
+@operator("pad")
+def pad(x: Tensor, widths: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
+    """Pad or crop the last axes."""
+    return functional.pad(x, widths, mode, value)
+
+
+@operator("constant_pad_nd")
+def constant_pad_nd(x: Tensor, widths: Sequence[int], value: float = 0.0) -> Tensor:
+    """Pad or crop the last axes with a constant."""
+    return functional.pad(x, widths, "constant", value)
+
+
+for _mode, _prefix in (("reflect", "reflection"), ("replicate", "replication")):
+    for _n in (1, 2, 3):
+        operator(f"{_prefix}_pad{_n}d")(lambda x, widths, mode=_mode: functional.pad(x, widths, mode))
+
+
+@operator("slice_scatter", "select_scatter")
+def scattered(*args: Any, **options: Any) -> Tensor:
+    """Return x with one slice or entry replaced by another tensor."""
+    scatter = top.select_scatter if len(args) == 4 and "start" not in options else top.slice_scatter
+    return scatter(*args, **options)

@@ -1,0 +1,53 @@
+"""`from_torch`: a torch module as a program that shares its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from graphwright.array import Spec
+from graphwright.array import dtype as named
+from graphwright.errors import UsageError
+from graphwright.models.importing.capture import Shape, capture
+from graphwright.models.importing.lower import Lowered
+from graphwright.program.builder import record
+from graphwright.program.patterns import adopt_all
+from graphwright.program.program import Program
+from graphwright.program.residual_sums import join_residuals
+
+
+def from_torch(
+    module: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *,
+    sizes: Mapping[str, Shape] | None = None, name: str | None = None, train: bool = False, share: bool = True,
+) -> Program:  # fmt: skip
+    """Capture a `torch.nn.Module` as a program over the same weights.
+
+    The module's code runs once on symbols (`torch.export`), and each of its operators is traced by the function of the
+    same meaning here. Nodes are named after modules, params as in `state_dict()`.
+
+    Args:
+        module: the module; it is left as it was.
+        args, kwargs: example arguments: tensors of torch, alone or in tuples, lists and dicts, and constants.
+        sizes: dict from input name to its shape with named sizes, such as `{"x": ("B", 3, "H", "W")}`; None is the size
+            of the example. Sizes without a name are fixed. Examples should have different sizes above 1 for them.
+        name: name of the program; by default that of the module's class.
+        train: capture the module in training mode: dropout, statistics of batches.
+        share: share the memory of the module's weights until they are first written, by an edit or a training step;
+            False copies them.
+    Returns: a program with the arguments' tensors as inputs and the outputs `out`, `out_1`, ... or the result's keys.
+    Raises: CaptureError if the module's code depends on values, or on sizes in ways that have no graph;
+        UnsupportedOperator naming all operators that cannot be imported; UsageError for arguments that do not fit.
+    """
+    import torch
+
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError("this is not a torch module", where="module", expected="torch.nn.Module",
+                         got=type(module).__name__)  # fmt: skip
+    captured = capture(module, args, kwargs or {}, sizes or {}, train)
+    lowered = Lowered(captured, share)
+    specs = [Spec(tuple(t.shape), named(str(t.dtype).removeprefix("torch."))) for t in captured.examples.values()]
+    program, recorder, _ = record(lowered, specs, None, tuple(captured.examples), captured.sizes or None, stops=True)
+    join_residuals(program, {program.node(recorder.program.path(n)) for n in recorder.recomputed.backward})
+    adopt_all(program)
+    program.name = name or type(module).__name__
+    return program

@@ -1,0 +1,46 @@
+"""`from_torch` beside torch: outputs, gradients, names, sizes, and the module left as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_layers import LAYERS, random_network
+
+import graphwright as gw
+
+
+def compare(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], **options: Any) -> gw.Program:
+    """Outputs and the gradients of all parameters in float64."""
+    module = module.double().eval()
+    p = gw.from_torch(module, inputs, **options)
+    names = p.input_names()
+    expected = module(*inputs)
+    leaves = list(module.parameters())
+    up = torch.randn_like(expected)
+    grads = torch.autograd.grad(expected, leaves, up, allow_unused=True) if leaves else ()
+    feeds = {n: gw.tensor(t.numpy()) for n, t in zip(names, inputs, strict=True)}
+    out = p(**feeds)["out"]
+    np.testing.assert_allclose(out.numpy(), expected.detach().numpy(), rtol=1e-10, atol=1e-10)
+    if leaves:
+        out.backward(gw.tensor(up.numpy()))
+        for (key, _), grad in zip(module.named_parameters(), grads, strict=True):
+            if grad is not None:
+                found = p.weights[key].grad.numpy()
+                np.testing.assert_allclose(found, grad.numpy(), rtol=1e-9, atol=1e-10, err_msg=key)
+    return p
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layer_matches_torch(name):
+    torch.manual_seed(1)
+    module, inputs = LAYERS[name]()
+    compare(module, inputs)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_network_matches_torch(seed):
+    module, inputs = random_network(seed)
+    compare(module, inputs)
