@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from graphwright.array import BY_TAG, CPU, DType, NDArray, Storage, dtype, empty
-from graphwright.autograd import Parameter
+from graphwright.autograd import Parameter, Variable
 from graphwright.models.architectures.architecture import Architecture, Config
 from graphwright.models.errors import TensorMismatch, UnsupportedDType
 from graphwright.program.builder import Builder
@@ -26,7 +26,7 @@ MOST_MISSING = 1000
 
 def match_keys(family: Architecture, dims: Any, checkpoint: Checkpoint, config: Config) -> dict[str, str]:
     """Map each param path to its checkpoint key, for sizes `dims`. Raises: TensorMismatch naming all that differ."""
-    have = {key for key in checkpoint if not any(re.search(p, key) for p in family.ignored)}
+    have = set(checkpoint)
     written = _prefixing(family.prefix, have)
     keys: dict[str, str] = {}
     missing, misshapen = [], []
@@ -42,7 +42,8 @@ def match_keys(family: Architecture, dims: Any, checkpoint: Checkpoint, config: 
         if tuple(checkpoint.info(stored).shape) != shape:
             fields, found = " x ".join(names), list(checkpoint.info(stored).shape)
             misshapen.append(f"{stored}: config says {list(shape)} ({fields}), the file has {found}")
-    unexpected = sorted(have - set(keys.values()))
+    left = have - set(keys.values())
+    unexpected = sorted(key for key in left if not any(re.search(p, key) for p in family.ignored))
     if getattr(dims, "tied", False) and written(TIED_HEAD) in unexpected:
         unexpected.remove(written(TIED_HEAD))  # a copy of the embedding
     if missing or unexpected or misshapen:
@@ -80,8 +81,11 @@ def build(
     b = Builder(name)
     params, arrays = {}, []
     for path, key in keys.items():
-        array = mapped(checkpoint, key)
+        array = mapped(checkpoint, key, any_dtype=path in family.buffers)
         arrays.append(array)
+        if path in family.buffers:
+            params[path] = b.const(path, Variable(array, name=key))
+            continue
         if stored != "keep" and array.dtype is not dtype(stored):
             array = empty(array.shape, dtype(stored)).copy_from(array)
         params[path] = b.param(path, Parameter(array, True, key), key=key)
@@ -92,11 +96,14 @@ def build(
     return program
 
 
-def mapped(checkpoint: Checkpoint, key: str) -> NDArray:
-    """Return a tensor as an array that maps the file's bytes at first use. Raises: UnsupportedDType if not floating."""
+def mapped(checkpoint: Checkpoint, key: str, *, any_dtype: bool = False) -> NDArray:
+    """Return a tensor as an array that maps the file's bytes at first use.
+
+    Raises: UnsupportedDType for an unknown dtype, or unless `any_dtype` for one that is not floating.
+    """
     info = checkpoint.info(key)
     kind: DType | None = BY_TAG.get(info.tag)
-    if kind is None or not kind.is_float:  # integers are codes of a quantised checkpoint, not weights
+    if kind is None or not (kind.is_float or any_dtype):  # integers are codes of a quantised checkpoint, not weights
         raise UnsupportedDType("a weight is not stored in a floating dtype", where=key, got=info.tag,
                                expected=", ".join(t for t, d in BY_TAG.items() if d.is_float))  # fmt: skip
     file = checkpoint.file_of(key)

@@ -34,6 +34,7 @@ from graphwright.plan.compile import plan_for
 from graphwright.plan.options import CompileOptions
 from graphwright.program.exclusive import exclusive
 from graphwright.program.program import Program
+from graphwright.program.run import check_feeds
 from graphwright.program.selection import Filters, Selection
 from graphwright.report import ShortDict
 from graphwright.safetensors import Checkpoint
@@ -46,6 +47,10 @@ if TYPE_CHECKING:
     from graphwright.program.editing.transaction import Transaction
     from graphwright.program.op_graph import Ref
     from graphwright.program.run import Run
+
+
+LANGUAGE_MODEL = "causal-lm"
+IDS, MASK = "input_ids", "attention_mask"
 
 
 @checked
@@ -131,9 +136,38 @@ class Model:
         self.program.redo(n)
 
     # -- running -----------------------------------------------------------------------------------------------------
-    def __call__(self, ids: Any, mask: Any = None) -> np.ndarray:
-        """Return the logits of a text or ids: float32 [T, V], or [B, T, V] for ids [B, T]; see `logits`."""
-        return self.logits(ids, mask)
+    @property
+    def task(self) -> str:
+        """What the model computes, such as `causal-lm` or `image-classification`."""
+        return self.arch.task
+
+    def __call__(self, ids: Any = None, mask: Any = None, **inputs: Any) -> Any:
+        """Return the logits of a causal language model for a text or ids, see `logits`; of others, see `outputs`."""
+        if self.task == LANGUAGE_MODEL and not inputs:
+            return self.logits(ids, mask)
+        return self.outputs(ids, **inputs)
+
+    def outputs(self, main: Any = None, **inputs: Any) -> dict[str, np.ndarray]:
+        """Return the outputs of the program by name, for inputs by name.
+
+        >>> model.outputs(pixel_values=images)["logits"]
+
+        Args:
+            main: the first input, without its name; a text is encoded, to ids [1, T], for a model of texts.
+            inputs: array-likes. `attention_mask` is ones by default.
+        Raises: FeedError naming every input that is missing, unknown, or of a wrong shape or dtype.
+        """
+        with exclusive(self.program):
+            p = self.program
+            specs = {p.path(n): p.spec(n) for n in p.inputs()}
+            given = dict(inputs) if main is None else {next(iter(specs)): main, **inputs}
+            if isinstance(main, str):
+                given[next(iter(specs))] = [encoded(self, main)]
+            if MASK in specs and MASK not in given and IDS in given:
+                given[MASK] = np.ones(np.shape(given[IDS]), np.int64)
+            feeds, _ = check_feeds(p, given)
+            plan = plan_for(p, {n: t.spec for n, t in feeds.items()}, p.output_names(), CompileOptions(freeze=True))
+            return {name: found.to_numpy() for name, found in plan(feeds).items()}
 
     def run(
         self, ids: Any, *, keep: str | Sequence[Ref] = "all", capture: Collection[PatchPoint] = (),
@@ -197,7 +231,14 @@ class Model:
         return host
 
     def check_ids(self, ids: Any) -> np.ndarray:
-        """Convert a text or ids to contiguous int64 [B, T]. Raises: PromptError; UsageError without a tokenizer."""
+        """Convert a text or ids to contiguous int64 [B, T].
+
+        Raises: PromptError; UsageError without a tokenizer, or for a model of another task.
+        """
+        if self.task != LANGUAGE_MODEL:
+            inputs = ", ".join(f"{name}=..." for name in self.program.input_names())
+            raise UsageError("this model does not predict the next token of a text", where=self.directory.name,
+                             expected=f"a {LANGUAGE_MODEL}", got=self.task, fix=f"model.outputs({inputs})")  # fmt: skip
         return check_ids(encoded(self, ids), self.vocab)
 
     @property

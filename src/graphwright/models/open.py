@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ from graphwright.arguments import checked
 from graphwright.array import NDArray, from_numpy, random
 from graphwright.array import dtype as array_dtype
 from graphwright.autograd import Parameter
-from graphwright.errors import UsageError
+from graphwright.errors import MissingExtra, UsageError
 from graphwright.files import read_whole
 from graphwright.models.architectures.architecture import Architecture, Config, read_object
 from graphwright.models.architectures.registry import find
@@ -45,7 +46,7 @@ from graphwright.safetensors import Checkpoint
 @checked
 def open(
     path: str | os.PathLike[str], *, dtype: str = "keep", compute: str = "float32", tokenizer: bool = True,
-    arch: Architecture | None = None, check: bool = True,
+    arch: Architecture | None = None, check: bool = True, trust_code: bool = False,
 ) -> Model:  # fmt: skip
     """Open a Hugging Face directory (or a .safetensors file beside its config.json) as an editable model.
 
@@ -56,6 +57,7 @@ def open(
         tokenizer: load the tokenizer, if there is one.
         arch: the family; by default the one that the config names.
         check: False opens a saved model with a broken program, for repair.
+        trust_code: run modeling code of the directory (`auto_map`), if transformers does not have the class.
     Raises: ModelNotFound, ConfigError, UnsupportedArchitecture, TensorMismatch listing every tensor that does not fit,
         UnsupportedDType, UsageError for a dtype that is not floating, HeaderError and other errors of
         `graphwright.safetensors`; all before the first payload byte is read.
@@ -66,17 +68,25 @@ def open(
             raise UsageError(f"{name} is not a floating dtype", where=name, expected=expected, got=wanted)
     source = resolve(path)
     directory = source if source.is_dir() else source.parent
-    return read_whole(directory, lambda: _open(source, directory, dtype, compute, tokenizer, arch, check))
+    return read_whole(directory, lambda: _open(source, directory, dtype, compute, tokenizer, arch, check, trust_code))
 
 
 def _open(
-    source: Path, directory: Path, dtype: str, compute: str, tokenizer: bool, arch: Architecture | None, check: bool
+    source: Path,
+    directory: Path,
+    dtype: str,
+    compute: str,
+    tokenizer: bool,
+    arch: Architecture | None,
+    check: bool,
+    trust_code: bool,
 ) -> Model:
     if is_saved(directory):
         return _open_saved(directory, tokenizer, check)
     config = Config.read(directory)
-    family = find(config) if arch is None else arch
-    checkpoint = divide(Checkpoint(source), family)
+    checkpoint = Checkpoint(source)
+    family = family_of(config, compute, tuple(checkpoint), trust_code) if arch is None else arch
+    checkpoint = divide(checkpoint, family)
     dims = family.read(config)
     keys = match_keys(family, dims, checkpoint, config)
     program = build(family, dims, keys, checkpoint, dtype, compute, directory.name)
@@ -89,6 +99,27 @@ def _open(
     if ends and min(ends) >= dims.vocab:
         notes.append(f"eos_token_id {', '.join(map(str, ends))} is outside the vocabulary: no text ends by itself")
     return Model(program, family, dims, config, checkpoint, directory, keys, found, compute, dtype, notes)
+
+
+def family_of(config: Config, compute: str, files: Collection[str] = (), trust_code: bool = False) -> Architecture:
+    """Return the template of a config, else the imported class of transformers; `files` are keys of the checkpoint.
+
+    Raises: UnsupportedArchitecture if there is neither; CaptureError, UnsupportedOperator.
+    """
+    try:
+        return find(config)
+    except UnsupportedArchitecture as unknown:
+        from graphwright.models.importing.hub import imported
+
+        if str(config.get("model_type")).startswith("graphwright-"):
+            raise
+        try:
+            found = imported(config, compute, files, trust_code=trust_code)
+        except MissingExtra:
+            raise unknown from None
+        if found is None:
+            raise
+        return found
 
 
 FACTS = "model.json"
@@ -129,7 +160,7 @@ def _open_saved(directory: Path, tokenizer: bool, check: bool) -> Model:
     if compute not in known:
         what = "model.json is damaged: `compute` is not a dtype of activations"
         raise ConfigError(what, where=path, expected=" or ".join(known), got=compute)
-    family = find(config)
+    family = family_of(config, compute)
     dims = family.read(config)
     program = load(directory, check)
     rows = max([dims.vocab, *(n for n in [vocabulary(program)] if n != UNBOUNDED)])  # an undo may restore the config's

@@ -70,7 +70,7 @@ class Builder:
         return self._stored(PARAM, name, variable, {"key": key or name, "trainable": trainable})
 
     def const(self, name: str, value: Any) -> Value:
-        """Add a fixed tensor."""
+        """Add a fixed tensor, by its value or as a `Variable` whose array is used without a copy."""
         return self._fixed(CONST, self._full(name), value)
 
     def state(self, name: str, value: Any) -> Value:
@@ -151,7 +151,8 @@ class Builder:
         return value
 
     def _fixed(self, kind: str, name: str, value: Any) -> Value:
-        return self._stored(kind, name, Variable(as_array(value), name=name), {"key": name})
+        variable = value if isinstance(value, Variable) else Variable(as_array(value), name=name)
+        return self._stored(kind, name, variable, {"key": name})
 
     def _stored(self, kind: str, name: str, variable: Variable, attrs: dict[str, Any]) -> Value:
         self._program.check_name(name)

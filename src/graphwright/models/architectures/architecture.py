@@ -154,6 +154,8 @@ class Architecture:
         spellings: dict from config field to another name of it; a config that has that name keeps it.
         stacks: tensors that checkpoints may have instead of separate weights; such files keep their form.
         notes: function from a config to notes for who opens it.
+        buffers: paths of weights that are not trained, such as running statistics; they are consts of the program.
+        task: what the models compute; `causal-lm` predicts the next token, so its models generate text.
     """
 
     name: str
@@ -170,6 +172,8 @@ class Architecture:
     spellings: Mapping[str, str] = field(default_factory=dict)
     stacks: tuple[Stack, ...] = ()
     notes: Callable[[Config], tuple[str, ...]] | None = None
+    buffers: frozenset[str] = frozenset()
+    task: str = "causal-lm"
 
     def weights(self, dims: Any) -> Iterator[tuple[str, str, tuple[int, ...], tuple[str, ...]]]:
         """Yield (param path, checkpoint key, shape, dimension names of its axes) of each weight, for sizes `dims`."""

@@ -8,16 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
+from graphwright.array import NDArray, from_dlpack
 from graphwright.array import dtype as named
-from graphwright.array import from_dlpack
 from graphwright.autograd import Parameter, Tensor, Variable, no_grad
 from graphwright.autograd.recorder import scope
 from graphwright.models.errors import UnsupportedOperator
 from graphwright.models.importing.capture import Captured
 from graphwright.models.importing.operators import find
+from graphwright.program.weights import abstract_array
 
 _PYTHON = {python.add, python.sub, python.mul, python.floordiv, python.truediv, python.mod, python.neg, python.pow,
            python.getitem, python.eq, python.ne, python.lt, python.le, python.gt, python.ge, python.and_, python.or_,
@@ -32,12 +33,15 @@ class Lowered:
 
     Attributes:
         captured: the graph.
+        share: whether variables share the memory of the module's tensors.
+        values: tensors that replace those of the module, by name.
         variables: the params and the states by the name of the graph's signature.
         counts: operators of the graph by name, and how often each occurs.
     """
 
     captured: Captured
     share: bool = True
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
     variables: dict[str, Any] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 
@@ -53,13 +57,13 @@ class Lowered:
         for spec in signature.input_specs:
             if spec.kind == InputKind.USER_INPUT or spec.target is None:
                 continue
-            tensor = self.captured.tensors[spec.target]
+            tensor = self.values.get(spec.target, self.captured.tensors[spec.target])
             if id(tensor) not in tied:
                 tied[id(tensor)] = self._variable(spec, tensor, spec.target in stored)
             self.variables[spec.arg.name] = tied[id(tensor)]
 
     def _variable(self, spec: Any, tensor: torch.Tensor, stored: bool) -> Any:
-        array = from_dlpack(tensor.detach(), copy=not self.share)
+        array = self._array(tensor)
         if spec.kind == InputKind.PARAMETER:
             made: Any = Parameter(array, tensor.requires_grad, spec.target)
         elif stored:
@@ -69,6 +73,11 @@ class Lowered:
         made.shared = self.share
         return made
 
+    def _array(self, tensor: torch.Tensor) -> NDArray:
+        if tensor.device.type == "meta":
+            return abstract_array(tuple(tensor.shape), named(str(tensor.dtype).removeprefix("torch.")))
+        return from_dlpack(tensor.detach(), copy=not self.share)
+
     # -- the function that is traced -----------------------------------------------------------------------------------
     def __call__(self, *inputs: Tensor) -> dict[str, Tensor]:
         """Run the graph; returns the outputs by name."""
@@ -77,9 +86,10 @@ class Lowered:
         for spec in self.captured.exported.graph_signature.input_specs:
             if spec.kind != InputKind.USER_INPUT:
                 values.append(self.variables[spec.arg.name])
+            elif isinstance(spec.arg, ConstantArgument):
+                values.append(spec.arg.value)
             else:
-                values.append(next(given) if hasattr(spec.arg, "name") and not hasattr(spec.arg, "value")
-                              else spec.arg.value)  # fmt: skip
+                values.append(next(given))
         results = self._run(self.graph_module, values)
         outputs: list[Any] = []
         signature = self.captured.exported.graph_signature
@@ -122,7 +132,7 @@ class Lowered:
     def _call(self, module: Any, node: torch.fx.Node, env: Mapping[torch.fx.Node, Any]) -> Any:
         args, kwargs = _filled(node.args, env), _filled(node.kwargs, env)
         if node.target in _PYTHON:
-            return node.target(*args)
+            return node.target(*args)  # pyright: ignore[reportCallIssue]  # a function of the module operator
         if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
             enabled, inner, *rest = args
             if enabled:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphwright.array import Spec
 from graphwright.array import dtype as named
 from graphwright.errors import UsageError
-from graphwright.models.importing.capture import Shape, capture
-from graphwright.models.importing.lower import Lowered
 from graphwright.program.builder import record
 from graphwright.program.patterns import adopt_all
 from graphwright.program.program import Program
 from graphwright.program.residual_sums import join_residuals
+
+if TYPE_CHECKING:
+    from graphwright.models.importing.capture import Shape
 
 
 def from_torch(
@@ -38,15 +39,36 @@ def from_torch(
     Raises: CaptureError if the module's code depends on values, or on sizes in ways that have no graph;
         UnsupportedOperator naming all operators that cannot be imported; UsageError for arguments that do not fit.
     """
+    return program_of(module, args, kwargs or {}, sizes=sizes or {}, name=name, train=train, share=share)
+
+
+def program_of(
+    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, sizes: Mapping[str, Shape], name: str | None = None,
+    train: bool = False, share: bool = True, values: Mapping[str, Any] | None = None,
+    rename: Mapping[str, str] | None = None,
+) -> Program:  # fmt: skip
+    """Capture a module, which may be on the meta device: its weights are then abstract.
+
+    Args:
+        values: tensors by name that replace those of the module, such as buffers that no checkpoint has.
+        rename: names of inputs here, by the module's names.
+        module, args, kwargs, sizes, name, train, share: as in `from_torch`.
+    """
     import torch
+
+    from graphwright.models.importing.capture import capture
+    from graphwright.models.importing.lower import Lowered
 
     if not isinstance(module, torch.nn.Module):
         raise UsageError("this is not a torch module", where="module", expected="torch.nn.Module",
                          got=type(module).__name__)  # fmt: skip
-    captured = capture(module, args, kwargs or {}, sizes or {}, train)
-    lowered = Lowered(captured, share)
+    captured = capture(module, args, kwargs, sizes, train)
+    lowered = Lowered(captured, share, dict(values or {}))
+    known = rename or {}
     specs = [Spec(tuple(t.shape), named(str(t.dtype).removeprefix("torch."))) for t in captured.examples.values()]
-    program, recorder, _ = record(lowered, specs, None, tuple(captured.examples), captured.sizes or None, stops=True)
+    names = tuple(known.get(n, n) for n in captured.examples)
+    shapes = {known.get(n, n): shape for n, shape in captured.sizes.items()}
+    program, recorder, _ = record(lowered, specs, None, names, shapes or None, stops=True)
     join_residuals(program, {program.node(recorder.program.path(n)) for n in recorder.recomputed.backward})
     adopt_all(program)
     program.name = name or type(module).__name__

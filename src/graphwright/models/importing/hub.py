@@ -1,0 +1,275 @@
+"""Model classes of transformers without a template: captured on the meta device, kept as skeletons in the user's cache.
+
+The first opening of a class with a config imports torch and transformers and captures it; later ones read the skeleton.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cache
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from graphwright.array import DType
+from graphwright.errors import MissingExtra
+from graphwright.models.architectures.architecture import Architecture, Config
+from graphwright.models.errors import UnsupportedArchitecture
+from graphwright.models.importing.skeleton import Skeleton, load_skeleton, save_skeleton, skeleton_of
+
+_TASKS = {
+    "ForCausalLM": "causal-lm", "LMHeadModel": "causal-lm", "ForMaskedLM": "masked-lm", "ForPreTraining": "pretraining",
+    "ForConditionalGeneration": "sequence-to-sequence", "ForSequenceClassification": "sequence-classification",
+    "ForTokenClassification": "token-classification", "ForQuestionAnswering": "question-answering",
+    "ForImageClassification": "image-classification", "ForMultipleChoice": "multiple-choice",
+    "ForAudioClassification": "audio-classification", "ForCTC": "speech-recognition",
+    "ForSemanticSegmentation": "semantic-segmentation", "ForDepthEstimation": "depth-estimation",
+}  # fmt: skip
+"""End of a class name -> task."""
+_NAMES = {"input_ids": "ids", "position_ids": "positions"}
+"""Inputs of causal language models, by transformers' names and by those of every language model here."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedDims:
+    """What downstream asks of any model: vocabulary, layers, longest input, whether the head is the embedding."""
+
+    vocab: int
+    layers: int
+    positions: int
+    tied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedArchitecture(Architecture):
+    """A model class with one config, as its skeleton."""
+
+    skeleton: Skeleton = field(kw_only=True)
+
+    def weights(self, dims: Any) -> Iterator[tuple[str, str, tuple[int, ...], tuple[str, ...]]]:
+        """Yield (path, checkpoint key, shape, sizes as text) of each tensor that the checkpoint has."""
+        for path, spec in self.skeleton.stored.items():
+            yield path, self.skeleton.facts["keys"][path], spec.sizes, tuple(map(str, spec.shape))
+
+
+def imported(
+    config: Config, compute: str, files: Collection[str] = (), *, trust_code: bool = False
+) -> ImportedArchitecture | None:
+    """Return the architecture of a class that transformers has, from the cache or by capturing it; None for others.
+
+    `files` are the keys of the checkpoint, whose names may be those of an older version of the class.
+    Raises: UnsupportedArchitecture for files whose tensors transformers joins; MissingExtra without transformers;
+        CaptureError, UnsupportedOperator.
+    """
+    folder = cache_folder() / _digest(config, compute, files)
+    skeleton = load_skeleton(folder)
+    if skeleton is None:
+        made = _class_of(config, trust_code)
+        if made is None:
+            return None
+        skeleton = _captured(made, config, compute, files)
+        with suppress(OSError):  # a cache that cannot be written costs time only
+            save_skeleton(skeleton, folder)
+    facts = skeleton.facts
+    dims, unread = ImportedDims(**facts["dims"]), facts["unread"]
+    text = f"{len(unread)} tensors of the files are not read: {', '.join(unread[:3])}" + ", ..." * (len(unread) > 3)
+
+    def build(b: Any, _: Any, params: Mapping[str, Any], kind: DType) -> None:
+        skeleton.build(b, params, kind)
+
+    return ImportedArchitecture(
+        facts["model_type"], (facts["class"],), (), lambda _: dims, (), build, prefix="", ignored=("",),
+        fields={}, notes=lambda _: (text,) * bool(unread), buffers=frozenset(facts["buffers"]), task=facts["task"],
+        skeleton=skeleton,
+    )  # fmt: skip
+
+
+# -- the cache ---------------------------------------------------------------------------------------------------------
+def cache_folder() -> Path:
+    """Return the folder of captured classes: `graphwright/imports` in the user's cache."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "graphwright" / "imports"
+
+
+@cache
+def _sources() -> str:
+    """Return a digest of the code that decides what a capture gives."""
+    found = sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def _digest(config: Config, compute: str, files: Collection[str]) -> str:
+    ignored = {"_name_or_path", "transformers_version"}
+    fields = {name: value for name, value in config.fields.items() if name not in ignored}
+    try:
+        versions = [version(name) for name in ("torch", "transformers")]
+    except ModuleNotFoundError as error:
+        raise MissingExtra("hf", "model classes without a template") from error
+    facts = [fields, compute, versions, _sources(), sorted(files)]
+    return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+# -- capture -----------------------------------------------------------------------------------------------------------
+def _captured(made: Any, config: Config, compute: str, files: Collection[str]) -> Skeleton:
+    import torch
+    import transformers
+
+    from graphwright.models.importing.torch_modules import program_of
+
+    name = made.__name__
+    hub_config = transformers.AutoConfig.for_model(config["model_type"], **_plain(config))
+    module, values = meta_module(made, hub_config, getattr(torch, compute))
+    inputs, sizes = example_inputs(module, hub_config, task_of(name))
+    rename = _NAMES if task_of(name) == "causal-lm" else {}
+    p = program_of(module, (), inputs, sizes=sizes, name=config.path.parent.name, values=values, rename=rename)
+    state = module.state_dict()
+    constants = {p.key(n): p.weights.array(p.key(n)) for kind in ("const", "state") for n in p.of_kind(kind)
+                 if p.key(n) not in state}  # fmt: skip
+    dims = {
+        "vocab": int(getattr(hub_config, "vocab_size", 0) or 0),
+        "layers": int(getattr(hub_config, "num_hidden_layers", 0) or 0),
+        "positions": int(getattr(hub_config, "max_position_embeddings", 0) or 0),
+        "tied": bool(getattr(hub_config, "tie_word_embeddings", False)),
+    }
+    made_of, trained = skeleton_of(p, constants, {}), {p.key(n) for n in p.params()}
+    keys = file_keys(module, files) if files else {key: key for key in state}
+    read = {keys.setdefault(key, key) for key in made_of.stored}
+    facts = {"class": name, "model_type": config["model_type"], "task": task_of(name), "dims": dims,
+             "buffers": [key for key in made_of.stored if key not in trained], "keys": keys,
+             "unread": sorted(key for key in files if key not in read)}  # fmt: skip
+    return replace(made_of, facts=facts)
+
+
+def _plain(config: Config) -> dict[str, Any]:
+    """Return the fields of a config that its class takes, without what only names the files."""
+    left_out = {
+        "model_type",
+        "architectures",
+        "transformers_version",
+        "auto_map",
+        "_name_or_path",
+        "torch_dtype",
+        "dtype",
+    }
+    return {name: value for name, value in config.fields.items() if name not in left_out}
+
+
+def _class_of(config: Config, trust_code: bool) -> Any:
+    """Return the class that a config names; None if transformers does not have it, or has it for other configs."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtra("hf", "model classes without a template") from error
+    classes = config.get("architectures") or []
+    name = classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else ""
+    known = getattr(transformers, name, None) if name.isidentifier() else None
+    if known is None and trust_code and isinstance(config.get("auto_map"), Mapping):
+        from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+        path = next((v for k, v in config["auto_map"].items() if str(v).endswith(f".{name}")), None)
+        if path is not None:
+            known = get_class_from_dynamic_module(path, str(config.path.parent))
+    fits = getattr(getattr(known, "config_class", None), "model_type", None) == config.get("model_type")
+    return known if fits else None
+
+
+def file_keys(module: Any, files: Collection[str]) -> dict[str, str]:
+    """Map keys of a module's state to those of files, whose names may be those of an older version of the class.
+
+    Raises: UnsupportedArchitecture if transformers makes tensors of the module from several of the files.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    known = get_model_conversion_mapping(module)
+    renamings = [t for t in known if isinstance(t, WeightRenaming)]
+    converters = [t for t in known if isinstance(t, WeightConverter)]
+    state, found = module.state_dict(), dict[str, str]()
+    for key in files:
+        name, joined = rename_source_key(key, renamings, converters, module.base_model_prefix, state)
+        if joined is not None and name in state and key not in state:
+            raise UnsupportedArchitecture("transformers joins or splits tensors of these files when it loads them",
+                                          where=key, expected=name, got=joined,
+                                          fix="load them with transformers and use graphwright.from_torch")  # fmt: skip
+        found.setdefault(name, key)
+    return found
+
+
+def task_of(name: str) -> str:
+    """Return the task of a class by the end of its name; `features` for a model without a head."""
+    return next((task for end, task in _TASKS.items() if name.endswith(end)), "features")
+
+
+def meta_module(made: Any, hub_config: Any, dtype: Any) -> tuple[Any, dict[str, Any]]:
+    """Make a module of a class on the meta device; return it and the values of buffers that no checkpoint has."""
+    import torch
+
+    def make(attention: str) -> Any:
+        hub_config._attn_implementation = attention
+        with torch.device("meta"):
+            return made(hub_config).eval()
+
+    hub_config.use_cache = False
+    try:
+        module = make("sdpa")
+    except (ValueError, ImportError):  # the class has no such attention
+        module = make("eager")
+    module.tie_weights()
+    values: dict[str, Any] = {}
+    for path, part in module.named_modules():
+        names = [n for n, b in part._buffers.items() if b is not None and n in part._non_persistent_buffers_set]
+        for name in names:
+            part._buffers[name] = torch.zeros_like(part._buffers[name], device="cpu")
+        if names:
+            with torch.no_grad():
+                module._init_weights(part)
+        for name in names:
+            full = f"{path}.{name}" if path else name
+            values[full] = part._buffers[name]
+            part._buffers[name] = part._buffers[name].to("meta")
+    return module.to(dtype), values
+
+
+def example_inputs(module: Any, hub_config: Any, task: str) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
+    """Return example inputs of a module, on the meta device, and their shapes with named sizes."""
+    import inspect
+
+    import torch
+
+    accepted = inspect.signature(module.forward).parameters
+    main = getattr(module, "main_input_name", "input_ids")
+    wide = getattr(hub_config, "vision_config", hub_config)
+    shapes: dict[str, tuple[Any, ...]] = {}
+    if main == "pixel_values":
+        size = getattr(wide, "image_size", ("H", "W"))
+        height, width = (size, size) if isinstance(size, int) else tuple(size)
+        shapes["pixel_values"] = ("B", getattr(wide, "num_channels", 3), height, width)
+        if "input_ids" in accepted and hasattr(hub_config, "text_config"):
+            shapes["input_ids"] = ("N", "T")
+    elif main == "input_features":
+        shapes["input_features"] = ("B", hub_config.num_mel_bins, 2 * hub_config.max_source_positions)
+    elif main == "input_values":
+        shapes["input_values"] = ("B", "L")
+    else:
+        shapes["input_ids"] = ("B", "T")
+        if task == "causal-lm" and "position_ids" in accepted:
+            shapes["position_ids"] = ("B", "T")
+        elif task != "causal-lm" and "attention_mask" in accepted:
+            shapes["attention_mask"] = ("B", "T")
+    if getattr(hub_config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted:
+        shapes["decoder_input_ids"] = ("B", "S")
+    numbers = {"B": 3, "T": 13, "S": 7, "N": 5, "L": 16_007, "H": 64, "W": 96}
+    floats = ("pixel_values", "input_features", "input_values")
+    inputs = {}
+    for name, shape in shapes.items():
+        kind = module.dtype if name in floats else torch.int64
+        sizes = [numbers[n] if isinstance(n, str) else int(n) for n in shape]
+        inputs[name] = torch.empty(sizes, dtype=kind, device="meta")
+    return inputs, {name: shape for name, shape in shapes.items() if any(isinstance(n, str) for n in shape)}

@@ -1,0 +1,49 @@
+"""Small models of transformers' classes without a template, with random weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as tf
+
+TEXT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 99,
+        "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+VISION = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+          "image_size": 32, "patch_size": 8}  # fmt: skip
+SPEECH = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+          "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "vocab_size": 99,
+          "max_source_positions": 50, "max_target_positions": 20, "num_mel_bins": 8, "pad_token_id": 0,
+          "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}  # fmt: skip
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bert": ("BertConfig", "BertForMaskedLM", TEXT),
+    "roberta": ("RobertaConfig", "RobertaForSequenceClassification", TEXT),
+    "distilbert": ("DistilBertConfig", "DistilBertForTokenClassification",
+                   {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "vocab_size": 99}),
+    "modernbert": ("ModernBertConfig", "ModernBertForMaskedLM",
+                   TEXT | {"cls_token_id": 1, "sep_token_id": 2}),
+    "bloom": ("BloomConfig", "BloomForCausalLM", {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 99}),
+    "opt": ("OPTConfig", "OPTForCausalLM", TEXT | {"ffn_dim": 64, "word_embed_proj_dim": 32}),
+    "t5": ("T5Config", "T5ForConditionalGeneration",
+           {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 99,
+            "decoder_start_token_id": 0}),
+    "whisper": ("WhisperConfig", "WhisperForConditionalGeneration", SPEECH),
+    "vit": ("ViTConfig", "ViTForImageClassification", VISION),
+    "clip": ("CLIPVisionConfig", "CLIPVisionModel", VISION),
+    "resnet": ("ResNetConfig", "ResNetForImageClassification",
+               {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"}),
+}  # fmt: skip
+
+
+def saved(name: str, directory: Path) -> Any:
+    """Save a model of the class with random weights, batch statistics included; return it."""
+    config, made, fields = MODELS[name]
+    torch.manual_seed(7)
+    module = getattr(tf, made)(getattr(tf, config)(**fields)).eval()
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())):
+            if tensor.ndim == 1:
+                tensor.add_(torch.rand_like(tensor) * 0.2)
+    module.save_pretrained(directory)
+    return module

@@ -1,0 +1,150 @@
+"""`gw.open` of transformers' classes without a template: outputs, the cache, tasks, wrong inputs, foreign code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hub_models import MODELS, saved
+
+import graphwright as gw
+from graphwright.models import TensorMismatch, UnsupportedArchitecture
+from graphwright.program.errors import FeedError
+
+ORDINARY = ("bert", "opt", "t5", "vit", "resnet")
+CASES = [pytest.param(name, marks=() if name in ORDINARY else pytest.mark.deep) for name in MODELS]
+THEIRS = {"ids": "input_ids", "positions": "position_ids"}
+
+
+@pytest.fixture(scope="module")
+def imports(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An empty cache of captured classes."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder / "graphwright" / "imports"
+
+
+def feeds(program: gw.Program, batch: int, length: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """Random inputs of a program, whose named sizes are `batch` for B and otherwise `length`."""
+    rng, found = np.random.default_rng(seed), {}
+    for node in program.inputs():
+        name, spec = program.path(node), program.spec(node)
+        shape = [n if isinstance(n, int) else {"B": batch, "H": 32, "W": 64}.get(n, length) for n in spec.shape]
+        if spec.dtype.is_float:
+            found[name] = rng.normal(size=shape).astype("f4")
+        elif name == "attention_mask":
+            found[name] = np.arange(length) < rng.integers(1, length + 1, (batch, 1))
+            found[name] = found[name].astype(np.int64)
+        elif name == "positions":
+            found[name] = np.broadcast_to(np.arange(length), shape).copy()
+        else:
+            found[name] = rng.integers(3, 90, shape)
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_outputs_match_transformers(name, imports, tmp_path):
+    module = saved(name, tmp_path / name)
+    model = gw.open(tmp_path / name, tokenizer=False)
+    for batch, length in ((2, 9), (1, 17)):
+        given = feeds(model.program, batch, length)
+        theirs = {
+            {"ids": "input_ids", "positions": "position_ids"}.get(n, n): torch.from_numpy(a) for n, a in given.items()
+        }
+        with torch.no_grad():
+            expected = module(**theirs, return_dict=True)
+        for output, found in model.outputs(**given).items():
+            wanted = expected[output].numpy() if output in expected else None
+            if wanted is not None:
+                scale = np.abs(wanted).max()
+                np.testing.assert_allclose(found / scale, wanted / scale, atol=1e-5, err_msg=output)
+        assert "logits" in model.program.output_names() or model.task == "features"
+
+
+def test_second_opening_reads_the_cache_without_torch_or_transformers(imports, tmp_path):
+    saved("bert", tmp_path / "bert")
+    first = gw.open(tmp_path / "bert", tokenizer=False)
+    code = f"""
+import sys, graphwright as gw
+model = gw.open({str(tmp_path / "bert")!r}, tokenizer=False)
+print(model.program.hash(), sorted(m for m in ("torch", "transformers") if m in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[0] == first.program.hash()
+    assert "transformers" not in done.stdout
+
+
+def test_changed_config_is_captured_again(imports, tmp_path):
+    saved("vit", tmp_path / "vit")
+    before = gw.open(tmp_path / "vit")
+    config = json.loads((tmp_path / "vit" / "config.json").read_text())
+    (tmp_path / "vit" / "config.json").write_text(json.dumps(config | {"hidden_act": "relu"}))
+    after = gw.open(tmp_path / "vit")
+    ops = [[p.op(n) for n in p.nodes()] for p in (before.program, after.program)]
+    assert "gelu" in ops[0]
+    assert "gelu" not in ops[1]
+    assert "relu" in ops[1]
+
+
+def test_damaged_cache_is_captured_again(imports, tmp_path):
+    saved("clip", tmp_path / "clip")
+    before = gw.open(tmp_path / "clip").program.hash()
+    for path in imports.rglob("skeleton.json"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    assert gw.open(tmp_path / "clip").program.hash() == before
+
+
+def test_wrong_inputs_name_the_expected_ones(imports, tmp_path):
+    saved("bert", tmp_path / "bert")
+    model = gw.open(tmp_path / "bert", tokenizer=False)
+    assert model.task == "masked-lm"
+    with pytest.raises(FeedError, match="input_ids: missing"):
+        model.outputs(pixels=np.zeros((1, 3)))
+    with pytest.raises(gw.GraphwrightError, match="masked-lm"):
+        model.generate([1, 2, 3])
+    ids = np.array([[5, 6, 7]])
+    np.testing.assert_array_equal(model(ids)["logits"], model.outputs(input_ids=ids)["logits"])
+
+
+def test_missing_tensor_is_named(imports, tmp_path):
+    module = saved("vit", tmp_path / "vit")
+    state = {k: v for k, v in module.state_dict().items() if k != "classifier.bias"}
+    module.save_pretrained(tmp_path / "vit", state_dict=state)
+    with pytest.raises(TensorMismatch, match=r"missing: classifier\.bias"):
+        gw.open(tmp_path / "vit")
+
+
+def test_code_of_the_directory_is_not_run(imports, tmp_path):
+    saved("vit", tmp_path / "vit")
+    config = json.loads((tmp_path / "vit" / "config.json").read_text())
+    config |= {"architectures": ["Planted"], "auto_map": {"AutoModel": "planted.Planted"}}
+    (tmp_path / "vit" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "vit" / "planted.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(UnsupportedArchitecture, match="Planted"):
+        gw.open(tmp_path / "vit")
+    assert not (tmp_path / "ran").exists()
+    assert Path(tmp_path / "vit").is_dir()
+
+
+def test_edit_undo_and_training_leave_the_files(imports, tmp_path):
+    saved("vit", tmp_path / "vit")
+    raw = (tmp_path / "vit" / "model.safetensors").read_bytes()
+    model = gw.open(tmp_path / "vit")
+    images = np.random.default_rng(0).normal(size=(2, 3, 32, 32)).astype("f4")
+    before, start = model(images)["logits"], model.program.hash()
+    with model.edit("without a block") as e:
+        e.cut(model.program.in_edges(model.program.junctions()[-1])[-1])
+    assert not np.array_equal(model(images)["logits"], before)
+    model.undo()
+    assert model.program.hash() == start
+    np.testing.assert_array_equal(model(images)["logits"], before)
+    assert (tmp_path / "vit" / "model.safetensors").read_bytes() == raw
