@@ -35,7 +35,8 @@ def functions(node: ast.AST, path: str = "") -> list[tuple[str, ast.FunctionDef]
     return found
 
 
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SRC.rglob("*.py"))}
+TEXTS = {path: path.read_text(encoding="utf-8") for path in sorted(SRC.rglob("*.py"))}
+TREES = {path: ast.parse(text) for path, text in TEXTS.items() if "Unpack[" in text or "TypedDict" in text}
 HOMES = {n.name: module_of(path) for path, tree in TREES.items() for n in tree.body if isinstance(n, ast.ClassDef)}
 UNPACKED = [
     (module_of(path), name, node.args, kind.slice.id)

@@ -141,7 +141,7 @@ def recovered(pairs: set[tuple[int, int]], tokens: int = 48, offset: int = 7) ->
     return len(mine & wanted) / len(wanted), len(mine & wanted) / max(len(mine), 1)
 
 
-@pytest.mark.parametrize("lam", [1e-3, 1e-2, 5e-2])
+@pytest.mark.parametrize("lam", [pytest.param(1e-3, marks=pytest.mark.deep), 1e-2, 5e-2])
 def test_gates_find_a_planted_offset_and_are_cut_relative_to_their_row(lam: float) -> None:
     tokens = 48
     pattern, p, dg, batch = offset_problem(tokens)

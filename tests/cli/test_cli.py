@@ -158,7 +158,7 @@ def test_verify_runs_code_only_with_trust_code(call, tmp_path):
     with model.program.edit("cut") as e:
         e.cut(CUT)
     out = tmp_path / "out"
-    model.export(out, prompts=["The"], prefer="size", check="none")
+    model.export(out, prompts=["The"], prefer="size", check="none", timed=False)
     assert "--trust-code" in call("verify", out, code=3)
     assert json.loads(call("verify", out, "--json", "--trust-code"))["unchecked"] == []
 

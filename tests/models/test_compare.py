@@ -40,7 +40,7 @@ def test_weight_differences_of_an_export_match_numpy(made, tmp_path):
     key = "model.layers.0.mlp.up_proj.weight"
     with m.program.edit("noise") as e:
         e.set_weight(key, lambda w: w + np.random.default_rng(0).normal(0, 0.1, w.shape))
-    m.export(tmp_path / "out", check="none", prompts=[[1, 2]])
+    m.export(tmp_path / "out", check="none", timed=False, prompts=[[1, 2]])
     found = compare_models(path, tmp_path / "out")
     a, b = (x.program.weights.array(key).to_numpy().astype(np.float64).ravel() for x in (gw.open(path), m))
     (w,) = found.program.weights

@@ -31,7 +31,7 @@ def versions(program: gw.Program) -> set[float]:
 WRITERS: dict[str, tuple[Callable[[Model, Path], object], Callable[[Path], gw.Program]]] = {
     "model.save": (lambda m, at: m.save(at, overwrite=True), lambda at: gw.open(at).program),
     "program.save": (lambda m, at: m.program.save(at, overwrite=True), lambda at: gw.load(at)),
-    "export": (lambda m, at: m.export(at, check="none", overwrite=True), lambda at: gw.open(at).program),
+    "export": (lambda m, at: m.export(at, check="none", timed=False, overwrite=True), lambda at: gw.open(at).program),
 }
 
 

@@ -71,9 +71,23 @@ Collected = ast.Tuple | ast.List | ast.Set
 
 
 @cache
+def tree(file: Path) -> ast.Module:
+    """The syntax tree of a module."""
+    return ast.parse(file.read_text("utf-8"))
+
+
+@cache
+def read_traits() -> set[str]:
+    """Names that the package reads as traits of an op."""
+    reading = re.compile(r"\b(?:traits|traits\(.*?\)|row|t)\.(?=(\w+))|of_traits\((\w+)=")
+    texts = (file.read_text("utf-8") for file in SOURCE.rglob("*.py"))
+    return {name or asked for text in texts for name, asked in reading.findall(text)}
+
+
+@cache
 def constants(file: Path) -> Mapping[str, str]:
     """Map the constants of a module that are names of ops to these."""
-    return _constants(ast.parse(file.read_text("utf-8")))
+    return _constants(tree(file))
 
 
 def _constants(tree: ast.Module) -> dict[str, str]:
@@ -200,7 +214,7 @@ def files() -> Iterator[tuple[str, str]]:
 def test_every_decision_by_op_name_has_a_reason() -> None:
     found, bare, unused = [], [], []
     for file, text in files():
-        lines, finder = text.splitlines(), Finder(ast.parse(text), OTHER.get(file, ()))
+        lines, finder = text.splitlines(), Finder(tree(SOURCE / file), OTHER.get(file, ()))
         for line, source in finder.found:
             found.append((file, line))
             if not any(REASON in near for near in lines[max(line - 2, 0) : line]):
@@ -252,6 +266,5 @@ def test_names_of_other_vocabularies_are_excluded_by_expression() -> None:
 @pytest.mark.parametrize("trait", Traits.__slots__)
 def test_every_trait_is_read_and_documented(trait: str) -> None:
     """A trait that no code reads is deleted, with its lines in the definitions of ops."""
-    read = re.compile(rf"(\btraits|\btraits\(.*\)|\brow|\bt)\.{trait}\b|of_traits\({trait}=")
-    assert any(read.search(file.read_text("utf-8")) for file in SOURCE.rglob("*.py"))
+    assert trait in read_traits()
     assert f"`{trait}`" in (Path(__file__).parents[2] / "docs" / "ops.md").read_text("utf-8")

@@ -92,7 +92,7 @@ def found(row: Op, cases: list[tuple[list[np.ndarray], dict[str, Any]]]) -> bool
     return False
 
 
-@pytest.mark.parametrize("name", differentiable()[:: deep(1, 2)])
+@pytest.mark.parametrize("name", differentiable()[:: deep(1, 4)])
 def test_each_bug_in_a_vjp_is_found(name: str) -> None:
     row, cases = OPS[name], draws(name, COUNT)
     check(row, *cases[0])

@@ -64,7 +64,7 @@ def test_a_planted_defect_is_the_only_finding(kind):
         p = make()
         if (kind, name) in NOWHERE:
             continue
-        for seed in range(deep(20, 4) if name == "llama" else deep(6, 1)):
+        for seed in range(deep(20, 2) if name == "llama" else deep(6, 1)):
             planted = plant(p, kind, seed)
             found = diagnose(p)
             assert [f.kind for f in found] == [kind], (name, seed, planted, str(found))
@@ -108,14 +108,15 @@ def test_fixing_restores_parts_that_did_not_run(kind):
     """Not by knowing what was there: the lost value is the one that nothing reads, or that the siblings read."""
     p = random_decoder("llama")
     sound, same = outputs(p), 0
-    for seed in range(20):
+    count = deep(20, 8)
+    for seed in range(count):
         plant(p, kind, seed)
         found = diagnose(p)
         found.fix_all()
         after = outputs(p)
         same += all(np.array_equal(after[k], sound[k]) for k in sound)
         p.undo(2)
-    assert same >= 18, same
+    assert same >= 0.9 * count, same
 
 
 def test_one_defect_of_each_kind_at_once_gives_one_finding_of_each():

@@ -81,11 +81,12 @@ def gradgradcheck(
 
     def gradient(*tensors: Tensor) -> tuple[Tensor, ...]:
         xs, us = list(tensors[: len(arrays)]), tensors[len(arrays) :]
+        taped = any(t.requires_grad for t in tensors)  # for the quotient, evaluate the gradient without a tape
         for i in indices:
-            if not xs[i].requires_grad:  # for the quotient, evaluate the gradient without a tape
+            if not xs[i].requires_grad:
                 xs[i] = Tensor(xs[i].data, True)
         results, wanted = _tuple(fn(*xs)), [xs[i] for i in indices]
-        found = grad([results[i] for i in kept], wanted, list(us), create_graph=True, allow_unused=True)
+        found = grad([results[i] for i in kept], wanted, list(us), create_graph=taped, allow_unused=True)
         return tuple(g for g in found if g is not None)
 
     wrt = [*indices, *range(len(arrays), len(arrays) + len(seeds))]

@@ -17,6 +17,7 @@ from checkpoints import CLASSES, SIZES, Made, edit_config, some_ids
 import graphwright as gw
 from graphwright.models import ConfigError, ModelNotFound, TensorMismatch, architectures
 from graphwright.models.architectures.architecture import Config
+from seeds import DEEP
 
 PLAIN = {k: v for k, v in SIZES.items() if k not in ("num_key_value_heads", "max_position_embeddings")}
 IDS = some_ids((1, 9))
@@ -190,7 +191,8 @@ def test_sizes_are_checked_against_the_headers_before_anything_grows_with_them(
     fields = json.loads((path / "config.json").read_text())
     sizes = [name for name, value in fields.items() if type(value) is int]
     assert {"num_hidden_layers", "vocab_size", "num_attention_heads"} <= set(sizes)
-    values = [100_000, 2**20, 2**31, 2**63, 10**30, 0, -1, 1.5, "8", None, True, math.nan, [], {}]
+    values = [2**20, 2**63, 0, -1, "8", None]
+    values += [100_000, 2**31, 10**30, 1.5, True, math.nan, [], {}] if DEEP else []
     refused = set()
     tracemalloc.start()
     try:

@@ -201,7 +201,7 @@ def runs(made, tmp_path_factory, warm_process):
     jobs, models = {}, {}
     for case in CASES:
         m = edited(case, folder / f"source-{case}", made)
-        m.export(folder / case, level=5, check="none")
+        m.export(folder / case, level=5, check="none", timed=False)
         ids = checkpoints.some_ids((2, 23), seed=len(case))
         mask = np.ones_like(ids)
         mask[0, :4] = 0

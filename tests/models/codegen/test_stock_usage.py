@@ -41,7 +41,7 @@ def exported(request, tmp_path_factory):
             e.connect(6, 2)
             e.cut(pattern.edges()[pattern.pairs()[:, 1] == 1])
         attention.sparsify(m, "layers.*.attn", pattern)
-    m.export(folder / "code", level=5, check="none")
+    m.export(folder / "code", level=5, check="none", timed=False)
     return m, folder / "code"
 
 
@@ -174,6 +174,10 @@ def test_longrope_with_unequal_heads_survives_saving(tmp_path):
     assert checkpoints.relative(found, m.logits(ids)) <= 1e-5
 
 
+@pytest.mark.parametrize(
+    "exported", [f if f in ("mistral", "pattern") else pytest.param(f, marks=pytest.mark.deep) for f in FAMILIES],
+    indirect=True, scope="module",
+)  # fmt: skip
 def test_the_forward_pass_is_one_graph(exported):
     _, directory = exported
     model, ids = load(directory), torch.tensor(ids_of())
@@ -200,7 +204,7 @@ def test_config_lists_the_widths_of_layers(tmp_path):
     m.select("layers.1.mlp").neurons[:200].prune()
     with m.program.edit("no mlp") as e:
         e.cut("layers.3.mlp.down -> layers.3.out")
-    m.export(tmp_path / "code", level=5, check="none")
+    m.export(tmp_path / "code", level=5, check="none", timed=False)
     config = json.loads((tmp_path / "code" / "config.json").read_text())
     assert config["intermediate_size"] == [512, 312, 512, 0]
     assert config["num_attention_heads"] == 6

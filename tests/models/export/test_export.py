@@ -37,7 +37,7 @@ def read(m) -> set[str]:
 
 
 def unconfirmed(m, directory, **options):
-    return m.export(directory, check="none", prompts=PROMPTS, **options)
+    return m.export(directory, check="none", prompts=PROMPTS, timed=False, **options)
 
 
 # -- levels ------------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from graphwright.array.vm import vector as vec
 from graphwright.array.vm.code import BLOCK, BYTES, DEPTH, STRIPS, TILES_END, Code
 from graphwright.array.vm.elementwise import F, cell, loop, number
 from graphwright.array.vm.math import exp, native, tanh
-from graphwright.array.vm.products import gemm
+from graphwright.array.vm.other_products import gemm
 from graphwright.array.vm.rows import copy_line
 
 _SIDE = 64

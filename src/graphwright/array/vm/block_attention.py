@@ -34,7 +34,8 @@ from graphwright.array.vm.attention import add_rows, dots, operand, step_of
 from graphwright.array.vm.code import TILES_END, Code
 from graphwright.array.vm.elementwise import F, cell, loop, number
 from graphwright.array.vm.math import exp, log, native, tanh
-from graphwright.array.vm.products import gemm, transpose
+from graphwright.array.vm.other_products import gemm
+from graphwright.array.vm.products import transpose
 from graphwright.patterns import table as words
 
 _SIDE = 64

@@ -58,7 +58,7 @@ from graphwright.array.vm.block_attention import (
 from graphwright.array.vm.code import Code
 from graphwright.array.vm.elementwise import F, cell, loop, number
 from graphwright.array.vm.math import exp, native
-from graphwright.array.vm.products import gemm
+from graphwright.array.vm.other_products import gemm
 from graphwright.patterns import table as words
 
 _LAST = 5

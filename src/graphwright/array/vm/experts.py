@@ -29,7 +29,7 @@ from graphwright.array.vm import vector as vec
 from graphwright.array.vm.code import BYTES, EXPERT_CELLS, EXPERT_COUNTERS, EXPERT_TABLE, STRIPS, ZEROS, Code
 from graphwright.array.vm.elementwise import F, cell, loop
 from graphwright.array.vm.math import formulas, native, tanh
-from graphwright.array.vm.products import gemm, many_bf16, rows_bf16, rows_f32
+from graphwright.array.vm.other_products import gemm, many_bf16, rows_bf16, rows_f32
 from graphwright.array.vm.sharing import LOOKS, fetch_add, nap, read, write
 
 _MLP, _OAI = KINDS.index("mlp"), KINDS.index("oai")

@@ -1,8 +1,9 @@
 """The VM's machine: one compiled function that interprets instructions. New plans, edits and shapes compile nothing.
 
 Loops of elementwise instructions are compiled into the machine; those of each other module are one function, which the
-machine calls by its address, so that several processes compile at the same time. numba caches all of them on disk, and
-compiles them again when a file of this folder or of `array.formulas` changes.
+machine calls by its address, so that several processes compile at the same time; loops that need products call that of
+`products` (`other_products`). numba caches all of them on disk, and compiles them again when a file of this folder or
+of `array.formulas` changes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
@@ -24,6 +24,8 @@ from graphwright.array.vm import (  # noqa: F401 (enter their loops)
     block_measures,
     experts,
     optimizers,
+    other_products,
+    products,
     rows,
     sampling,
     selected_attention,
@@ -42,7 +44,6 @@ GROUPS = (
 )  # fmt: skip
 """The modules of the loops, those that take longest to compile first."""
 INSIDE = GROUPS.index("elementwise")  # its loops are part of the machine
-_FAR = ir.FunctionType(vec.I64, [vec.I64] * 4)
 
 
 @intrinsic(prefer_literal=True)
@@ -76,7 +77,7 @@ def _run(typingctx: Any, group: Any, table: Any, op: Any, row: Any, turn: Any, s
                 jump.add_case(vec.I64(int(code)), block)
             builder.position_at_end(block)
             slot = builder.inttoptr(builder.add(table, vec.I64(8 * other)), vec.I64.as_pointer())
-            far = builder.inttoptr(builder.load(slot), _FAR.as_pointer())
+            far = builder.inttoptr(builder.load(slot), other_products.LOOPS_OF_GROUP.as_pointer())
             ways.append((builder.call(far, [op, *given.values()]), builder.block))
             builder.branch(done)
         builder.position_at_end(done)
@@ -209,7 +210,10 @@ def build() -> Machine:
 
 @cache
 def _compiled(group: int) -> Any:
-    return _dispatcher(source()) if group == INSIDE else _loops(group, source())
+    made = _dispatcher(source()) if group == INSIDE else _loops(group, source())
+    if GROUPS[group] == "products":
+        other_products.ADDRESS[0] = made.address
+    return made
 
 
 def loops_of(module: str) -> Any:

@@ -17,7 +17,7 @@ from graphwright.array.vm import vector as vec
 from graphwright.array.vm.code import BYTES, TILES_END, Code
 from graphwright.array.vm.elementwise import F, cell, loop, number
 from graphwright.array.vm.math import native, updates
-from graphwright.array.vm.products import gemm
+from graphwright.array.vm.other_products import gemm
 
 MAXIMIZE, AMSGRAD, NESTEROV, CENTERED = 1, 2, 2, 2
 """Values of the flags in word 9; the meaning of 2 depends on the optimizer."""

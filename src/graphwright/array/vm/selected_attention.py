@@ -23,7 +23,7 @@ from graphwright.array.vm import vector as vec
 from graphwright.array.vm.code import BYTES, TILES_END, Code
 from graphwright.array.vm.elementwise import F, cell, loop, number
 from graphwright.array.vm.math import exp, native
-from graphwright.array.vm.products import gemm
+from graphwright.array.vm.other_products import gemm
 
 _SIDE = 64
 _LINE = 4 * _SIDE
