@@ -75,7 +75,7 @@ class Operands:
 
     def flex_with(self) -> Callable[[BlockMask], torch.Tensor]:
         """Return FlexAttention's compiled forward as a function of a block mask."""
-        torch.compiler.reset()  # a program keeps 8 compiled forms of a function; the next ones run uncompiled, and wrong
+        torch.compiler.reset()  # torch keeps 8 compiled forms of a function; a ninth runs uncompiled, and wrong
         run, given = torch.compile(flex_attention, dynamic=False), [x.detach() for x in self.torch]
 
         def call(mask: BlockMask) -> torch.Tensor:

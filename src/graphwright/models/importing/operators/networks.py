@@ -157,15 +157,10 @@ def _upsampled(mode: str) -> Any:
     return run
 
 
-for _mode, _name in (
-    ("nearest", "nearest"),
-    ("bilinear", "bilinear"),
-    ("bicubic", "bicubic"),
-    ("linear", "linear"),
-    ("trilinear", "trilinear"),
-):
-    for _n in {"nearest": "123", "linear": "1", "bilinear": "2", "bicubic": "2", "trilinear": "3"}[_mode]:
-        operator(f"upsample_{_name}{_n}d")(_upsampled(_mode))
+# by name: modes of interpolation, and the numbers of axes that torch has them for
+for _mode, _axes in {"nearest": "123", "linear": "1", "bilinear": "2", "bicubic": "2", "trilinear": "3"}.items():
+    for _n in _axes:
+        operator(f"upsample_{_mode}{_n}d")(_upsampled(_mode))
 
 
 # -- attention, dropout, losses ----------------------------------------------------------------------------------------
@@ -188,7 +183,7 @@ def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor | No
     return functional.dropout(x, p, train is not False), None
 
 
-_REDUCTION = ("none", "mean", "sum")
+_REDUCTION = ("none", "mean", "sum")  # by name: torch numbers the reductions of losses
 
 
 @operator("cross_entropy_loss")
