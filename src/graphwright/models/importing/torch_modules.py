@@ -10,6 +10,7 @@ from graphwright.array import dtype as named
 from graphwright.errors import UsageError
 from graphwright.models.importing.capture import Shape, capture
 from graphwright.models.importing.lower import Lowered
+from graphwright.models.importing.recover import recover as recover_meaning
 from graphwright.program.builder import record
 from graphwright.program.patterns import adopt_all
 from graphwright.program.program import Program
@@ -18,7 +19,8 @@ from graphwright.program.residual_sums import join_residuals
 
 def from_torch(
     module: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *,
-    sizes: Mapping[str, Shape] | None = None, name: str | None = None, train: bool = False, share: bool = True,
+    sizes: Mapping[str, Shape] | None = None, name: str | None = None, train: bool = False, recover: bool = True,
+    share: bool = True,
 ) -> Program:  # fmt: skip
     """Capture a `torch.nn.Module` as a program over the same weights.
 
@@ -31,6 +33,8 @@ def from_torch(
         sizes: dict from input name to its shape with named sizes, such as `{"x": ("B", 3, "H", "W")}`; None is the size
             of the example. Sizes without a name are fixed. Examples should have different sizes above 1 for them.
         name: name of the program; by default that of the module's class.
+        recover: replace regions of plain ops by the ops that they mean (attention, norms, rotary embedding, ...);
+            each is proved on random values first.
         train: capture the module in training mode: dropout, statistics of batches.
         share: share the memory of the module's weights until they are first written, by an edit or a training step;
             False copies them.
@@ -48,6 +52,8 @@ def from_torch(
     specs = [Spec(tuple(t.shape), named(str(t.dtype).removeprefix("torch."))) for t in captured.examples.values()]
     program, recorder, _ = record(lowered, specs, None, tuple(captured.examples), captured.sizes or None, stops=True)
     join_residuals(program, {program.node(recorder.program.path(n)) for n in recorder.recomputed.backward})
+    if recover:
+        recover_meaning(program)
     adopt_all(program)
     program.name = name or type(module).__name__
     return program
