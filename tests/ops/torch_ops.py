@@ -100,7 +100,12 @@ def sdpa(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     seen = visible(q.shape[2], k.shape[2], attrs, extra)
-    scores = (attrs["scale"] * q @ k.transpose(-1, -2)).masked_fill(~seen, float("-inf"))
+    scores = attrs["scale"] * q @ k.transpose(-1, -2)
+    if "bias" in extra:
+        bias = extra["bias"]
+        seen = seen & (bias if bias.dtype == torch.bool else bias > float("-inf"))
+        scores = scores if bias.dtype == torch.bool else scores + bias.masked_fill(~seen, 0.0)
+    scores = scores.masked_fill(~seen, float("-inf"))
     dead = ~seen.any(-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(dead, 0.0), -1).masked_fill(dead, 0.0)
     return weights @ v

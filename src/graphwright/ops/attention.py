@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from math import inf, prod
 from typing import Literal
 
 import numpy as np
 
 from graphwright.array.dtype import bool_, float32, float64, int32, int64
+from graphwright.array.sizes import Dim
 from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import attention as attention_forms
 from graphwright.array.vm.encode import rows as row_forms
@@ -228,9 +229,19 @@ def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[s
         expected = f"one operand for each of {optional}"
         raise ShapeError("wrong number of operands after v for `optional`", expected=expected, got=extra)
     for name, spec in zip(optional, extra, strict=True):
+        if name == "bias":
+            _check_bias(spec, (*q.shape[:3], k.shape[2]))
+            continue
         want = {"key_mask": Spec((k.shape[0], k.shape[2]), bool_), "q_start": Spec((), int64)}[name]
         if spec != want:
             raise ShapeError(f"{name} has the wrong shape or dtype", expected=want, got=spec)
+
+
+def _check_bias(bias: Spec, scores: tuple[Dim, ...]) -> None:
+    fits = len(bias.shape) == 4 and all(n in (1, full) for n, full in zip(bias.shape, scores, strict=True))
+    if not fits or not (bias.dtype is bool_ or bias.dtype.is_float):
+        expected = f"floating or bool, {list(scores)} or 1 in place of any of these sizes"
+        raise ShapeError("bias has the wrong shape or dtype", expected=expected, got=bias)
 
 
 def _flops(q: Spec, k: Spec, v: Spec) -> int:
@@ -242,7 +253,7 @@ _ATTRS = {
     "scale": Attr(Number),
     "causal": Attr(bool, True),
     "window": _WINDOW,
-    "optional": Attr(tuple[Literal["key_mask", "q_start"], ...], ()),
+    "optional": Attr(tuple[Literal["key_mask", "q_start", "bias"], ...], ()),
 }
 
 
@@ -270,8 +281,8 @@ def _onnx_mask(u: OnnxUse) -> str:
 
 
 def _without_padding(ins: Sequence[Spec], attrs: Attrs) -> bool:
-    # a query that sees no key gives 0 here and NaN there; only padding makes such queries
-    return all_float32(ins[:3], attrs) and "key_mask" not in attrs["optional"]
+    # a query that sees no key gives 0 here and NaN there; only padding and biases make such queries
+    return all_float32(ins[:3], attrs) and not {"key_mask", "bias"} & set(attrs["optional"])
 
 
 def _attention_arguments(
@@ -289,21 +300,29 @@ class Sdpa(Row):
     """softmax(scale · q kᵀ over visible keys) v: q [B, H, Tq, D], k [B, G, Tk, D], v [B, G, Tk, Dv] -> [B, H, Tq, Dv].
 
     Query head h reads key head h // (H / G). Operands after v are named by `optional`: `key_mask` [B, Tk] bool (false =
-    padding), `q_start` int64 (the index of the first query among the keys; Tk - Tq without it). If `causal`, query i
-    sees key j iff j ≤ q_start + i, with a window w also j > q_start + i - w: w keys, the query's own included. A query
-    that sees no key gives 0.
+    padding), `q_start` int64 (the index of the first query among the keys; Tk - Tq without it), `bias` [B, H, Tq, Tk]
+    or 1 for any of these sizes: floating, added to the scores, -inf hides a key, or bool, false hides a key. If
+    `causal`, query i sees key j iff j ≤ q_start + i, with a window w also j > q_start + i - w: w keys, the query's own
+    included. A query that sees no key gives 0.
     """
 
-    arity, attrs, saves = (3, 5), _ATTRS, Saves(inputs=(0, 1, 2, 3, 4), outputs=(0,))
-    traits = Traits(attention=True, contiguous=(0,), amp="low", fixed=(3, 4))
+    arity, attrs, saves = (3, 6), _ATTRS, Saves(inputs=(0, 1, 2, 3, 4, 5), outputs=(0,))
+    traits = Traits(attention=True, contiguous=(0,), amp="low", fixed=(3, 4, 5))
     torch_module = TorchModule("Attention", lambda ins, a: _attention_arguments(ins, **a), run=True)
     vm, onnx_23 = attention_forms.SDPA, WholeNode(_without_padding, _attention_node)
-    vjp = lambda g, ins, outs, attrs, needs: call("sdpa_backward", *ins, outs[0], g, **attrs)
     cost = lambda ins, outs, attrs: Cost(_flops(*ins[:3]), sum(i.nbytes for i in ins), outs[0].nbytes)
 
     def infer(q, k, v, *extra, scale, causal, window, optional):
         _check(q, k, v, extra, optional)
         return Spec((*q.shape[:3], v.shape[3]), q.dtype)
+
+    def vjp(g, ins, outs, attrs, needs):
+        grads = call("sdpa_backward", *ins, outs[0], g, **attrs)
+        at = 3 + attrs["optional"].index("bias") if "bias" in attrs["optional"] else 0
+        if not at or not needs[at] or not ins[at].dtype.is_float:
+            return grads
+        bias = as_dtype(_reduced(_score_slopes(ins, outs[0], g, attrs)[0], ins[at].shape), ins[at].dtype)
+        return (*grads, *(None,) * (at - 3), bias)
 
     def expand(ins, attrs):
         q, k, v = ins[:3]
@@ -311,7 +330,7 @@ class Sdpa(Row):
         q = call("unflatten", q, axis=1, sizes=(groups, q.shape[1] // groups))
         k, v = (call("unsqueeze", t, axes=(2,)) for t in (k, v))
         scores = as_dtype(call("matmul", q, transposed(k)) * attrs["scale"], float32 if low.is_low else low)
-        weights = as_dtype(call("softmax", scores, *_visible(ins, attrs)), low)
+        weights = as_dtype(_probabilities(scores, ins, attrs), low)
         return call("flatten", call("matmul", weights, v), start=1, end=2)
 
     def sample(rng):
@@ -327,7 +346,47 @@ class Sdpa(Row):
             if name == "key_mask":
                 u.same(dims[0], k[0])
                 u.same(dims[1], k[2])
+            if name == "bias":
+                for term, score in zip(dims, (*q[:3], k[2]), strict=True):
+                    if size(term) != 1:
+                        u.same(term, score)
         return [(*q[:3], v[3])]
+
+
+def _probabilities(scores, ins, attrs):
+    """Return the softmax of scores [B, G, H / G, Tq, Tk] of `sdpa`, whose operands are `ins`."""
+    extra, mask = dict(zip(attrs["optional"], ins[3:], strict=True)), _visible(ins, attrs)
+    if "bias" not in extra:
+        return call("softmax", scores, *mask)
+    bias, shared = extra["bias"], scores.shape[1:3]
+    bias = call("unflatten", bias, axis=1, sizes=(1, 1) if bias.shape[1] == 1 else shared)
+    seen = bias
+    if bias.dtype is not bool_:
+        bias = as_dtype(bias, scores.dtype)
+        scores, seen = scores + bias, call("gt", bias, call("full_like", bias, value=-inf))
+    return call("softmax", scores, call("logical_and", mask[0], seen) if mask else seen)
+
+
+def _score_slopes(ins, out, g, attrs):
+    """Return the gradient of the scores before `scale` and the probabilities, both [B, G, H / G, Tq, Tk].
+
+    The operands are those of `sdpa`, its result and the gradient of that; computed in float32 or wider.
+    """
+    low = ins[0].dtype
+    q, k, v, out, g = (as_dtype(t, float32 if low.is_low else low) for t in (*ins[:3], out, g))
+    shared = (k.shape[1], q.shape[1] // k.shape[1])
+    q, out, g = (call("unflatten", t, axis=1, sizes=shared) for t in (q, out, g))
+    k, v = (call("unsqueeze", t, axes=(2,)) for t in (k, v))
+    p = _probabilities(call("matmul", q, transposed(k)) * attrs["scale"], ins, attrs)
+    inner = call("sum", g * out, axes=(4,), keepdims=True)
+    return p * (call("matmul", g, transposed(v)) - inner), p
+
+
+def _reduced(slopes, shape):
+    """Sum gradients of scores [B, G, H / G, Tq, Tk] over the axes that a bias [B, H, Tq, Tk] does not have."""
+    slopes = call("flatten", slopes, start=1, end=2)
+    axes = tuple(axis for axis, n in enumerate(shape) if n == 1 and slopes.shape[axis] != 1)
+    return call("sum", slopes, axes=axes, keepdims=True) if axes else slopes
 
 
 def _visible(ins, attrs):
@@ -354,7 +413,7 @@ def _visible(ins, attrs):
 class SdpaBackward(Backward):
     """Gradients dq, dk, dv of `sdpa` from its operands, its result and g; the probabilities are recomputed."""
 
-    arity, attrs, traits = (5, 7), _ATTRS, Traits(backward_of="sdpa", contiguous=(0, -2, -1), opaque=True)
+    arity, attrs, traits = (5, 8), _ATTRS, Traits(backward_of="sdpa", contiguous=(0, -2, -1), opaque=True)
     vjp, why = None, {"vjp": "second derivatives are those of its expansion, which replaces it where they are needed"}
     vm, results = attention_forms.SDPA, ("dq", "dk", "dv")
 
@@ -367,15 +426,12 @@ class SdpaBackward(Backward):
         return q, k, v
 
     def expand(ins, attrs):
-        low, mask = ins[0].dtype, _visible(ins[:-2], attrs)
-        q, k, v, out, g = (as_dtype(t, float32 if low.is_low else low) for t in (*ins[:3], *ins[-2:]))
-        shared = (k.shape[1], q.shape[1] // k.shape[1])
-        q, out, g = (call("unflatten", t, axis=1, sizes=shared) for t in (q, out, g))
-        k, v = (call("unsqueeze", t, axes=(2,)) for t in (k, v))
-        scores = call("matmul", q, transposed(k)) * attrs["scale"]
-        p = call("softmax", scores, *mask)
-        inner = call("sum", g * out, axes=(4,), keepdims=True)
-        ds = p * (call("matmul", g, transposed(v)) - inner) * attrs["scale"]
+        low, shared = ins[0].dtype, (ins[1].shape[1], ins[0].shape[1] // ins[1].shape[1])
+        ds, p = _score_slopes(ins[:-2], ins[-2], ins[-1], attrs)
+        ds = ds * attrs["scale"]
+        q, k, g = (as_dtype(t, p.dtype) for t in (*ins[:2], ins[-1]))
+        q, g = (call("unflatten", t, axis=1, sizes=shared) for t in (q, g))
+        k = call("unsqueeze", k, axes=(2,))
         dq = call("flatten", call("matmul", ds, k), start=1, end=2)
         dk, dv = (call("sum", call("matmul", transposed(a), b), axes=(2,)) for a, b in ((ds, q), (p, g)))
         return tuple(as_dtype(t, low) for t in (dq, dk, dv))

@@ -65,12 +65,13 @@ class _Attention:
     """Attention probabilities, computed in scratch for one batch element at a time.
 
     Query i, at position p = start + i, sees key j if j is no padding, j <= p (if causal) and j > p - w (for window w).
+    A bias is added to the scores; where it is false or -inf, it hides a key.
     """
 
     def __init__(self, ins: Tensors, attrs: Attrs, work: Tensors) -> None:
         (q, k), extra = ins[:2], dict(zip(attrs["optional"], ins[3:], strict=False))
         self.mask, self.blind, self.padded, self.base, self.row, self.edge, self.outside, self.bound = work[:8]
-        self.wide, self.low = work[8], work[9] if len(work) > 9 else None
+        self.peak, self.wide, self.low = work[8], work[9], work[10] if len(work) > 10 else None
         self.p = self.wide if self.low is None else self.low
         self.grouped = _grouped(self.p, k.shape[1])
         self.scale, self.causal, window = attrs["scale"], attrs["causal"], attrs["window"]
@@ -81,8 +82,10 @@ class _Attention:
             self.row = self.first + (keys - queries)
         self.padding = [p.unsqueeze(0) for p in extra["key_mask"]] if "key_mask" in extra else []
         # without padding and with a known start, query i sees at least its own key, if there are that many keys
-        self.some_blind = "key_mask" in extra or "q_start" in extra or (self.causal and queries > keys)
+        self.some_blind = bool(extra) or (self.causal and queries > keys)
         self.masked = self.causal or "key_mask" in extra
+        bias, self.hidden = extra.get("bias"), torch.tensor(-inf, dtype=self.wide.dtype)
+        self.bias = None if bias is None else bias.expand(len(q), -1, -1, -1)
 
     def prepare(self) -> None:
         """Write the causal and window masks, which all batch elements share."""
@@ -102,7 +105,7 @@ class _Attention:
     def _bounded(self, mask: torch.Tensor) -> None:
         """Write upper bounds that mask the scores: -inf where `mask`, else inf. Mark the queries that see no key."""
         self.bound.fill_(inf).masked_fill_(mask, -inf)
-        if self.some_blind:
+        if self.some_blind and self.bias is None:
             torch.all(mask, 1, True, out=self.blind)
 
     def probabilities(self, batch: int, q: torch.Tensor, k: torch.Tensor) -> None:
@@ -115,9 +118,19 @@ class _Attention:
             self.wide.copy_(self.low)
         if self.masked:  # a minimum takes an eighth of the time of masked_fill_ with a mask for all heads
             torch.minimum(self.wide, self.bound, out=self.wide)
+        if self.bias is not None:
+            self._add(self.bias[batch])
         torch.ops.aten._softmax.out(self.wide, -1, False, out=self.wide)
         if self.low is not None:
             self.low.copy_(self.wide)
+
+    def _add(self, bias: torch.Tensor) -> None:
+        """Add a bias to the masked scores, and mark the queries of each head that see no key."""
+        if bias.dtype == torch.bool:
+            torch.where(bias, self.wide, self.hidden, out=self.wide)
+        else:
+            self.wide.add_(bias)
+        torch.eq(torch.amax(self.wide, -1, True, out=self.peak), -inf, out=self.blind)
 
     def clear(self, rows: torch.Tensor) -> None:
         """Set the rows of queries that see no key to zero in a tensor [H, Tq, .]."""
@@ -129,9 +142,11 @@ def _score_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list
     q, wide = ins[0], statistic(ins[0].dtype)
     heads, queries, keys = *q.shape[1:3], ins[1].shape[2]
     one, plane = Spec((queries, 1), int64), Spec((queries, keys), bool_)
-    masks = [plane, Spec((queries, 1), bool_), Spec((1, keys), bool_), plane, one, one, plane]
+    seen = (heads if "bias" in attrs["optional"] else 1, queries, 1)  # the queries without keys are those of a head
+    masks = [plane, Spec(seen if "bias" in attrs["optional"] else seen[1:], bool_), Spec((1, keys), bool_), plane]
     kinds = (wide, q.dtype) if q.dtype.is_low else (wide,)
-    return [*masks, Spec((queries, keys), wide), *(Spec((heads, queries, keys), kind) for kind in kinds)]
+    scores = [Spec((heads, queries, keys), kind) for kind in kinds]
+    return [*masks, one, one, plane, Spec((queries, keys), wide), Spec(seen, wide), *scores]
 
 
 def _grouped(t: torch.Tensor, groups: int) -> torch.Tensor:

@@ -20,6 +20,7 @@ from graphwright.array import DType
 from graphwright.errors import MissingExtra
 from graphwright.models.architectures.architecture import Architecture, Config
 from graphwright.models.errors import UnsupportedArchitecture
+from graphwright.models.importing.report import Imported
 from graphwright.models.importing.skeleton import Skeleton, load_skeleton, save_skeleton, skeleton_of
 
 _TASKS = {
@@ -81,6 +82,7 @@ def imported(
 
     def build(b: Any, _: Any, params: Mapping[str, Any], kind: DType) -> None:
         skeleton.build(b, params, kind)
+        b.imported(Imported.from_json(facts["imported"]))
 
     return ImportedArchitecture(
         facts["model_type"], (facts["class"],), (), lambda _: dims, (), build, prefix="", ignored=("",),
@@ -143,7 +145,7 @@ def _captured(made: Any, config: Config, compute: str, files: Collection[str]) -
     read = {keys.setdefault(key, key) for key in made_of.stored}
     facts = {"class": name, "model_type": config["model_type"], "task": task_of(name), "dims": dims,
              "buffers": [key for key in made_of.stored if key not in trained], "keys": keys,
-             "unread": sorted(key for key in files if key not in read)}  # fmt: skip
+             "unread": sorted(key for key in files if key not in read), "imported": p.imported.to_json()}  # fmt: skip
     return replace(made_of, facts=facts)
 
 

@@ -38,6 +38,8 @@ def SDPA(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
         return None if None in parts else [row for part in parts for row in part or ()]
     q, k, v, *rest = ins
     extra, rest = dict(zip(attrs["optional"], rest[:given], strict=True)), rest[given:]
+    if "bias" in extra:
+        return None
     operands = [q, k, v, *outs] if not rest else [q, k, v, *rest, *outs]
     if not vm.all_f32(*operands) or any(o.strides[-1] != 1 and o.shape[-1] != 1 for o in operands) or q.size == 0:
         return None
