@@ -91,6 +91,7 @@ def build(
         params[path] = b.param(path, Parameter(array, True, key), key=key)
     family.build(b, dims, params, dtype(compute))
     program = b.build()
+    program.imported = family.imported
     for array in arrays:
         program.weights.refer(array)
     return program

@@ -88,6 +88,7 @@ def _twin(p: Program, name: str, twins: VariableTwins) -> Program:
         twin.journal = Journal(Chain(base=p.journal.hash))
         twin.checkpoints = p.checkpoints
         twin.constraints = p.constraints.copy()
+        twin.imported = p.imported
     return twin
 
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from graphwright.patterns import Pattern
     from graphwright.program.axes.units import Units
     from graphwright.program.editing.journal import Entry
+    from graphwright.report import Report
 
 
 class Program(OpGraph):
@@ -62,6 +63,7 @@ class Program(OpGraph):
         constraints: conditions on the program; every commit checks the enforced ones.
         checkpoints: subgraphs whose inner values the backward recomputes; see `checkpoint`.
         readonly: True for a past state returned by `at`; fork it to continue from there.
+        imported: how the program was imported, from torch, transformers or ONNX; None for others.
         source: for a derived program, the program from which it was derived, and its version.
     """
 
@@ -76,6 +78,7 @@ class Program(OpGraph):
         self.valid = True
         self.readonly = False
         self.derived: dict[str, Any] = {}
+        self.imported: Report | None = None
         self.source: tuple[Program, int] | None = None
         self.constraints = Constraints()
         self.checkpoints: tuple[frozenset[NodeId], ...] = ()

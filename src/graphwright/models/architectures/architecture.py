@@ -12,6 +12,7 @@ from typing import Any
 
 from graphwright.files import JsonError, read_file, read_json
 from graphwright.models.errors import ConfigError, ModelNotFound
+from graphwright.report import Report
 
 _LIMIT = 8 << 20
 LARGEST = sys.float_info.max  # JSON integers are unbounded; larger ones have no float
@@ -155,6 +156,7 @@ class Architecture:
         stacks: tensors that checkpoints may have instead of separate weights; such files keep their form.
         notes: function from a config to notes for who opens it.
         buffers: paths of weights that are not trained, such as running statistics; they are consts of the program.
+        imported: report of how a class without a template was captured.
         task: what the models compute; `causal-lm` predicts the next token, so its models generate text.
     """
 
@@ -173,6 +175,7 @@ class Architecture:
     stacks: tuple[Stack, ...] = ()
     notes: Callable[[Config], tuple[str, ...]] | None = None
     buffers: frozenset[str] = frozenset()
+    imported: Report | None = None
     task: str = "causal-lm"
 
     def weights(self, dims: Any) -> Iterator[tuple[str, str, tuple[int, ...], tuple[str, ...]]]:

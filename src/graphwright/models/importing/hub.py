@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import sha256
@@ -82,12 +82,11 @@ def imported(
 
     def build(b: Any, _: Any, params: Mapping[str, Any], kind: DType) -> None:
         skeleton.build(b, params, kind)
-        b.imported(Imported.from_json(facts["imported"]))
 
     return ImportedArchitecture(
         facts["model_type"], (facts["class"],), (), lambda _: dims, (), build, prefix="", ignored=("",),
         fields={}, notes=lambda _: (text,) * bool(unread), buffers=frozenset(facts["buffers"]), task=facts["task"],
-        skeleton=skeleton,
+        imported=Imported.from_json(facts["imported"]), skeleton=skeleton,
     )  # fmt: skip
 
 
@@ -130,7 +129,8 @@ def _captured(made: Any, config: Config, compute: str, files: Collection[str]) -
     module, values = meta_module(made, hub_config, getattr(torch, compute))
     inputs, sizes = example_inputs(module, hub_config, task_of(name))
     rename = _NAMES if task_of(name) == "causal-lm" else {}
-    p = program_of(module, (), inputs, sizes=sizes, name=config.path.parent.name, values=values, rename=rename)
+    with _one_text_a_row():
+        p = program_of(module, (), inputs, sizes=sizes, name=config.path.parent.name, values=values, rename=rename)
     state = module.state_dict()
     constants = {p.key(n): p.weights.array(p.key(n)) for kind in ("const", "state") for n in p.of_kind(kind)
                  if p.key(n) not in state}  # fmt: skip
@@ -147,6 +147,19 @@ def _captured(made: Any, config: Config, compute: str, files: Collection[str]) -
              "buffers": [key for key in made_of.stored if key not in trained], "keys": keys,
              "unread": sorted(key for key in files if key not in read), "imported": p.imported.to_json()}  # fmt: skip
     return replace(made_of, facts=facts)
+
+
+@contextmanager
+def _one_text_a_row() -> Iterator[None]:
+    """Context manager: keep transformers from deriving masks of several texts in a row from the positions."""
+    from transformers import masking_utils
+
+    before = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = before
 
 
 def _plain(config: Config) -> dict[str, Any]:

@@ -31,7 +31,9 @@ class Imported(Report):
     fixed: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, source: str, operators: Mapping[str, int], found: Recovered | None, fixed: Mapping[str, str]) -> Imported:
+    def of(
+        cls, source: str, operators: Mapping[str, int], found: Recovered | None, fixed: Mapping[str, str]
+    ) -> Imported:
         """Return the report of an import; `found` is the result of its recovery, if there was one."""
         recovered, plain = ({}, {}) if found is None else (found.found, found.left)
         return cls(source, dict(operators), dict(recovered), dict(plain), dict(fixed))
@@ -45,6 +47,8 @@ class Imported(Report):
         count = sum(self.operators.values())
         lines = [f"{self.source}: {count} operators of {len(self.operators)} kinds"]
         lines += [f"recovered  {kind}: {len(paths)}" for kind, paths in sorted(self.recovered.items())]
-        lines += [f"plain      {kind}: {path}: {why}" for kind, at in sorted(self.plain.items()) for path, why in at.items()]
+        lines += [
+            f"plain      {kind}: {path}: {why}" for kind, at in sorted(self.plain.items()) for path, why in at.items()
+        ]
         lines += [f"fixed      {name}: {how}" for name, how in self.fixed.items()]
         return "\n".join(lines)
