@@ -23,6 +23,7 @@ from graphwright.models.errors import ModelNotFound, OnnxFileError, UnsupportedO
 from graphwright.models.importing.onnx_lower import LoweredGraph, OnnxGraph, OnnxNode, clean
 from graphwright.models.importing.onnx_operators import OPERATORS, NotExpressible
 from graphwright.models.importing.onnx_operators.table import MOST_ENTRIES, dtype_of, type_name
+from graphwright.models.onnx import TRAINED
 from graphwright.program.builder import record
 from graphwright.program.patterns import adopt_all
 from graphwright.program.program import Program
@@ -36,8 +37,6 @@ except ImportError as error:
 
 OPSETS = range(13, 29)
 """Versions of the operator set that can be imported."""
-TRAINED = "graphwright.trained"
-"""Key of a file's metadata with the names of its weights, as JSON; files of other programs do not have it."""
 MOST_NODES = 1_000_000
 """Nodes of a graph, after its functions are inlined, above which a file counts as hostile."""
 _EXAMPLES = ((11, 13, 17, 19, 23, 29, 31, 37), (211, 223, 227, 229, 233, 239, 241, 251),
