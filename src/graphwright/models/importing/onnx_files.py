@@ -20,6 +20,7 @@ from graphwright.autograd import Tensor
 from graphwright.errors import GraphwrightError, MissingExtra, UsageError
 from graphwright.files import StrPath
 from graphwright.models.errors import ModelNotFound, OnnxFileError, UnsupportedOperator
+from graphwright.models.importing.onnx_joins import join_linear
 from graphwright.models.importing.onnx_lower import LoweredGraph, OnnxGraph, OnnxNode, clean
 from graphwright.models.importing.onnx_operators import OPERATORS, NotExpressible
 from graphwright.models.importing.onnx_operators.table import MOST_ENTRIES, dtype_of, type_name
@@ -179,7 +180,8 @@ def _read(model: ModelProto, folder: Path | None) -> tuple[OnnxGraph, dict[str, 
     tensors = {t.name: read(t) for t in graph.initializer}
     _check_declared(graph, tensors)
     trained = next((frozenset(_names(p.value)) for p in model.metadata_props if p.key == TRAINED), None)
-    return OnnxGraph(opset, tuple(nodes), tuple(inputs), tuple(o.name for o in graph.output), tensors, trained), inputs
+    outputs = tuple(o.name for o in graph.output)
+    return OnnxGraph(opset, join_linear(nodes, tensors, outputs), tuple(inputs), outputs, tensors, trained), inputs
 
 
 def _names(text: str) -> list[str]:

@@ -30,6 +30,16 @@ def exact(run: Callable[..., Tensor], *operands: Tensor) -> Tensor:
     return run(*operands) if kind.is_float else run(*(x.to("float64") for x in operands)).to(kind)
 
 
+LINEAR = "Linear "
+"""Name of the row for a product by a transposed weight, which no operator of ONNX has."""
+
+
+@operator(LINEAR)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x Wᵀ + b."""
+    return functional.linear(x, weight, bias)
+
+
 @operator("Gemm")
 def gemm(
     a: Tensor, b: Tensor, c: Tensor | None = None, *, alpha: float = 1.0, beta: float = 1.0, transA: int = 0,  # noqa: N803  # ONNX's name

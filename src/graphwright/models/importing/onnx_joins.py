@@ -1,0 +1,57 @@
+"""Nodes of a graph that are one operation here: x Wᵀ + b, which files write as Transpose, MatMul and Add."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from graphwright.array import NDArray
+from graphwright.models.importing.onnx_lower import OnnxNode
+from graphwright.models.importing.onnx_operators.networks import LINEAR
+
+
+def join_linear(
+    nodes: Sequence[OnnxNode], tensors: Mapping[str, NDArray], outputs: Sequence[str]
+) -> tuple[OnnxNode, ...]:
+    """Return the nodes with each product by a transposed weight [out, in], and the bias added to it, joined to one.
+
+    The joined node has the name of the product, and the place of the last of its nodes.
+    """
+    reads = Counter(n for node in nodes for n in node.inputs) + Counter(outputs)
+    turned = {node.outputs[0]: node.inputs[0] for node in nodes if _turns_weight(node, tensors)}
+    products: dict[str, OnnxNode] = {}
+    made: dict[int, OnnxNode] = {}
+    places: dict[str, int] = {}
+    for place, node in enumerate(nodes):
+        if node.kind == "MatMul" and node.inputs[1] in turned and node.inputs[0] not in turned:
+            reads[node.inputs[1]] -= 1
+            joined = replace(node, kind=LINEAR, inputs=(node.inputs[0], turned[node.inputs[1]]))
+            products[node.outputs[0]], places[node.outputs[0]] = joined, place
+            made[place] = joined
+        elif node.kind == "Add" and (found := _with_bias(node, products, reads, tensors)) is not None:
+            del made[places[found.name]]
+            made[place] = replace(products[found.name], inputs=found.inputs, outputs=node.outputs)
+        else:
+            made[place] = node
+    return tuple(n for n in made.values() if not (n.outputs and n.outputs[0] in turned and not reads[n.outputs[0]]))
+
+
+def _turns_weight(node: OnnxNode, tensors: Mapping[str, NDArray]) -> bool:
+    """Return whether a node transposes a stored floating matrix."""
+    array = tensors.get(node.inputs[0]) if node.kind == "Transpose" and node.inputs else None
+    order = list(node.attributes.get("perm", (1, 0)))
+    return array is not None and len(array.shape) == 2 and array.dtype.is_float and order == [1, 0]
+
+
+def _with_bias(
+    node: OnnxNode, products: Mapping[str, OnnxNode], reads: Mapping[str, int], tensors: Mapping[str, NDArray]
+) -> OnnxNode | None:
+    """Return the operands of a product and the bias that a node adds, named by the product; None for another node."""
+    for value, bias in (node.inputs, node.inputs[::-1]):
+        product = products.get(value)
+        if product is None or len(product.inputs) != 2 or reads[value] != 1 or bias not in tensors:
+            continue
+        if tensors[bias].shape == tensors[product.inputs[1]].shape[:1]:
+            return replace(product, name=value, inputs=(*product.inputs, bias))
+    return None
