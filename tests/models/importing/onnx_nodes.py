@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, numpy_helper
 
 import graphwright as gw
 from graphwright.array import finfo, from_numpy
@@ -23,15 +24,31 @@ from graphwright.models.importing.onnx_operators import OPERATORS, NotExpressibl
 _BITS = {d.onnx: d for d in DTYPES.values()}
 
 
+HEAVY = {"averagepool", "lppool", "maxpool"}
+"""Modules of the package whose tests take longer to make than all others together."""
+NOISY = {"test_dft_inverse", "test_dft_inverse_opset19"}
+"""Tests whose expected zeros were rounded in float32 to 2e-7 (entries are up to 50): compared within 1e-6."""
+
+
 @cache
-def cases() -> tuple[Any, ...]:
-    """Return the node tests of the domain `ai.onnx`, in the order of their names."""
+def cases(without: frozenset[str] = frozenset()) -> tuple[Any, ...]:
+    """Return the node tests of the domain `ai.onnx`, in the order of their names, without those of some modules."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from onnx.backend.test.case.node import collect_testcases
+        import onnx.backend.test.case.node as package
 
-        found = [c for c in collect_testcases(None) if {o.domain for o in c.model.opset_import} <= {"", "ai.onnx"}]
+        for module in pkgutil.iter_modules(package.__path__):
+            if module.name not in without:
+                import_module(f"{package.__name__}.{module.name}")
+        found = [c for c in package._NodeTestCases if {o.domain for o in c.model.opset_import} <= {"", "ai.onnx"}]
     return tuple(sorted(found, key=lambda c: c.name))
+
+
+@cache
+def _by_name() -> dict[str, Any]:
+    from onnx.backend.test.case.node import _NodeTestCases
+
+    return {c.name: c for c in _NodeTestCases}
 
 
 def opset(case: Any) -> int:
@@ -50,8 +67,7 @@ def expanded(case: Any) -> bool:
 
 
 def _home(case: Any) -> Any:
-    name = re.sub(r"_expanded(_ver\d+)?$", "", case.name)
-    return next((c for c in cases() if c.name == name), case)
+    return _by_name().get(re.sub(r"_expanded(_ver\d+)?$", "", case.name), case)
 
 
 def frozen(case: Any) -> tuple[ModelProto, list[int]]:
@@ -115,7 +131,8 @@ def check(case: Any) -> str:
             if expected.dtype.kind in "iub?":
                 assert found.dtype == expected.dtype, f"{name}: dtype {found.dtype}, expected {expected.dtype}"
             low = 2 * finfo(run[name].dtype).eps if run[name].dtype.is_low else 0.0  # kernels round 16 bits elsewhere
-            np.testing.assert_allclose(found, expected, rtol=max(case.rtol, low), atol=case.atol)
+            np.testing.assert_allclose(found, expected, rtol=max(case.rtol, low),
+                                       atol=1e-6 if case.name in NOISY else case.atol)  # fmt: skip
     return "passed"
 
 
@@ -128,12 +145,47 @@ def results() -> Iterator[tuple[Any, str]]:
             yield case, f"failed: {type(error).__name__}: {str(error).strip()[:300]}"
 
 
-def count() -> dict[str, dict[str, int]]:
-    """Return for each operator how many of its tests passed, are unsupported and failed."""
+def count(last: int = OPSETS[-1]) -> dict[str, dict[str, int]]:
+    """Return for each operator how many of its tests passed, are unsupported and failed.
+
+    Args:
+        last: the last opset whose tests count.
+    """
     found: dict[str, Counter[str]] = {}
     for case, result in results():
-        found.setdefault(operator(case), Counter())[result.partition(":")[0]] += 1
+        if opset(case) <= last:
+            found.setdefault(operator(case), Counter())[result.partition(":")[0]] += 1
     return {name: dict(counts) for name, counts in sorted(found.items())}
 
 
-_ = helper, onnx
+
+def table() -> str:
+    """Return the counts as a table in Markdown: opsets 13 to 23, and all; then what is left out, by reason."""
+    totals, left = {23: Counter[str](), OPSETS[-1]: Counter[str]()}, Counter[str]()
+    for case, result in results():
+        kind, _, reason = result.partition(": ")
+        for last, total in totals.items():
+            total[kind] += opset(case) <= last
+        if kind == "unsupported":
+            left[_REASONS.get(re.split(r"[ ,]", reason)[0], reason.split(",")[0])] += 1
+    lines = ["| opsets | passed | unsupported | failed | passed, % |", "| --- | --- | --- | --- | --- |"]
+    for last, total in totals.items():
+        share = 100 * total["passed"] / sum(total.values())
+        lines.append(f"| 13 to {last} | {total['passed']} | {total['unsupported']} | {total['failed']} | {share:.0f} |")
+    lines += ["", "| unsupported because of | node tests |", "| --- | --- |"]
+    lines += [f"| {reason} | {n} |" for reason, n in sorted(left.items(), key=lambda item: (-item[1], item[0]))]
+    return "\n".join(lines)
+
+
+_REASONS = {
+    "tensor": "data types that are not imported (strings, UINT16 to UINT64, 2-bit and 4-bit numbers, other 8-bit floats)",
+    "tensors": "data types that are not imported (strings, UINT16 to UINT64, 2-bit and 4-bit numbers, other 8-bit floats)",
+    "output": "inputs or outputs that are sequences or optional",
+    "input": "inputs or outputs that are sequences or optional",
+    **dict.fromkeys(("If", "Loop", "Scan", "SequenceMap"), "control flow: If, Loop, Scan, SequenceMap"),
+    **dict.fromkeys(("StringSplit", "StringNormalizer", "StringConcat", "RegexFullMatch", "TfIdfVectorizer"), "text"),
+    **dict.fromkeys(("OptionalHasElement", "OptionalGetElement"), "inputs or outputs that are sequences or optional"),
+    **dict.fromkeys(("Dropout", "Bernoulli", "RandomUniformLike"), "random numbers"),
+    **dict.fromkeys(("Unique", "NonZero", "NonMaxSuppression"), "results whose shape depends on values"),
+}
+"""First word of a reason -> the reason in the table."""
