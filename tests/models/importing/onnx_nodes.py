@@ -1,4 +1,4 @@
-"""The node tests that the `onnx` package ships, run on imported programs: passed, unsupported or failed, by operator."""
+"""The node tests that the `onnx` package ships, run on imported programs."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _array(value: Any) -> Any:
         kind, host = _BITS[value.data_type], numpy_helper.to_array(value)
         return from_numpy(host.view(kind.numpy), bits=kind) if kind.as_bits else from_numpy(host.astype(kind.numpy))
     host = np.asarray(value)
-    if host.dtype.kind == "V" or host.dtype.name in DTYPES and DTYPES[host.dtype.name].as_bits:
+    if host.dtype.kind == "V" or (host.dtype.name in DTYPES and DTYPES[host.dtype.name].as_bits):
         kind = DTYPES[host.dtype.name]
         return from_numpy(host.view(kind.numpy), bits=kind)
     return from_numpy(host)
@@ -110,7 +110,7 @@ def _numbers(value: Any) -> np.ndarray:
 
 
 def check(case: Any) -> str:
-    """Run a test; returns "passed", or "unsupported: " with the reason. Raises: AssertionError and others if it fails."""
+    """Run a test; returns "passed", or "unsupported: " with the reason. Raises: any error for a failed test."""
     if opset(case) not in OPSETS:
         return f"unsupported: opset {opset(case)}"
     try:
@@ -158,9 +158,8 @@ def count(last: int = OPSETS[-1]) -> dict[str, dict[str, int]]:
     return {name: dict(counts) for name, counts in sorted(found.items())}
 
 
-
 def table() -> str:
-    """Return the counts as a table in Markdown: opsets 13 to 23, and all; then what is left out, by reason."""
+    """Return the counts as a table in Markdown: opsets 13 to 23, and all; then the unsupported ones by reason."""
     totals, left = {23: Counter[str](), OPSETS[-1]: Counter[str]()}, Counter[str]()
     for case, result in results():
         kind, _, reason = result.partition(": ")
@@ -178,8 +177,7 @@ def table() -> str:
 
 
 _REASONS = {
-    "tensor": "data types that are not imported (strings, UINT16 to UINT64, 2-bit and 4-bit numbers, other 8-bit floats)",
-    "tensors": "data types that are not imported (strings, UINT16 to UINT64, 2-bit and 4-bit numbers, other 8-bit floats)",
+    **dict.fromkeys(("tensor", "tensors"), "other data types: strings, UINT16 to UINT64, 2 to 6 bits, 8-bit floats"),
     "output": "inputs or outputs that are sequences or optional",
     "input": "inputs or outputs that are sequences or optional",
     **dict.fromkeys(("If", "Loop", "Scan", "SequenceMap"), "control flow: If, Loop, Scan, SequenceMap"),

@@ -1,4 +1,4 @@
-"""ONNX files as programs: the function of the file, its names and sizes, edits, training, and files that are refused."""
+"""ONNX files as programs: the function of the file, its names and sizes, edits, training, and refused files."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def by_runtime(model, feeds):
     return onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"]).run(None, feeds)
 
 
-# -- a file made by hand -----------------------------------------------------------------------------------------------
+# -- a file made in the test -----------------------------------------------------------------------------------------
 def test_names_weights_and_dynamic_sizes_are_those_of_the_file():
     model = residual_net()
     p = gw.from_onnx(model)
@@ -294,7 +294,12 @@ def test_all_unsupported_operators_are_named_at_once():
         helper.make_node("StringNormalizer", ["m"], ["n"], name="text"),
         helper.make_node("Reshape", ["r", "s"], ["y"], name="late"),
     ]
-    inputs = [value("x", [2]), value("c", [], TensorProto.BOOL), value("s", [1], INT), value("u", [1], TensorProto.UINT64)]
+    inputs = [
+        value("x", [2]),
+        value("c", [], TensorProto.BOOL),
+        value("s", [1], INT),
+        value("u", [1], TensorProto.UINT64),
+    ]
     with pytest.raises(UnsupportedOperator) as error:
         gw.from_onnx(model_of(nodes, inputs, [value("y", [2])]))
     assert error.value.operators == {
@@ -391,8 +396,8 @@ def test_weights_outside_the_folder_are_refused(tmp_path):
     ids=lambda n: n.op_type,
 )
 def test_constants_of_hostile_sizes_are_refused(node):
-    tensors = [stored("big", np.array([2**20, 2**20])), stored("one", np.float32([1])), stored("zero", np.int64(0)),
-               stored("end", np.int64(2**50)), stored("step", np.int64(1)), stored("grid", np.ones((1, 1), np.int64))]  # fmt: skip
+    values = {"big": [2**20, 2**20], "one": np.ones(1, "f4"), "zero": 0, "end": 2**50, "step": 1, "grid": [[1]]}
+    tensors = [stored(name, np.array(v)) for name, v in values.items()]
     with pytest.raises(gw.GraphwrightError, match="too large"):
         gw.from_onnx(model_of([node], [value("x", [1])], [value("y", None)], tensors))
 
@@ -415,7 +420,9 @@ def test_functions_of_the_file_are_inlined_unless_they_never_end():
 def test_without_onnx_the_extra_is_named(monkeypatch):
     import sys
 
-    for name in [n for n in sys.modules if n.split(".")[0] == "onnx" or n.endswith(("importing.onnx_files", "models.onnx"))]:
+    for name in [
+        n for n in sys.modules if n.split(".")[0] == "onnx" or n.endswith(("importing.onnx_files", "models.onnx"))
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "onnx", None)
     monkeypatch.delitem(vars(gw), "from_onnx", raising=False)

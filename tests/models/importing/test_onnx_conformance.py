@@ -10,7 +10,7 @@ from onnx_nodes import HEAVY, cases, check
 
 
 def failures(chosen):
-    """Return the number of tests that passed, and the errors of those that failed."""
+    """Return the number of tests that passed, and the errors of the others."""
     passed, failed = 0, []
     for case in chosen:
         try:

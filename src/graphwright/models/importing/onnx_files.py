@@ -84,7 +84,7 @@ def _traced(lowered: LoweredGraph, inputs: Mapping[str, tuple[Shape, Any]]) -> P
     for row in _EXAMPLES if names else _EXAMPLES[:1]:
         numbers = (v * i for i in count(1) for v in row)
         values = dict(zip(names, numbers, strict=False))
-        specs = [Spec(tuple(values[n] if isinstance(n, str) else n for n in shape), kind)
+        specs = [Spec(tuple(values[n] if isinstance(n, str) else n or 0 for n in shape), kind)
                  for shape, kind in inputs.values()]  # fmt: skip
         sizes = {label: shape for label, (shape, _) in zip(labels, inputs.values(), strict=True)
                  if any(isinstance(n, str) for n in shape)}  # fmt: skip
@@ -148,7 +148,7 @@ def _read(model: ModelProto, folder: Path | None) -> tuple[OnnxGraph, dict[str, 
     """Return the graph, and the types of its inputs. Raises: OnnxFileError, UnsupportedOperator."""
     graph = model.graph
     versions = {o.domain if o.domain != "ai.onnx" else "": o.version for o in model.opset_import}
-    opset = versions.get("")
+    opset = versions.get("", 0)
     if opset not in OPSETS:
         raise OnnxFileError("this version of the operator set cannot be imported", where="opset_import",
                             expected=f"{OPSETS[0]} to {OPSETS[-1]}", got=opset,
@@ -164,16 +164,18 @@ def _read(model: ModelProto, folder: Path | None) -> tuple[OnnxGraph, dict[str, 
         _check_type(tensor.data_type, tensor.name, refused)
     for label, kind in inputs.items():
         if kind.WhichOneof("value") != "tensor_type":
-            refused.setdefault(f"input that is a {str(kind.WhichOneof('value')).removesuffix('_type')}", []).append(label)
+            refused.setdefault(f"input that is a {str(kind.WhichOneof('value')).removesuffix('_type')}", []).append(
+                label
+            )
         else:
             _check_type(kind.tensor_type.elem_type, label, refused)
     for output in graph.output:
         if output.type.WhichOneof("value") not in (None, "tensor_type"):
-            refused.setdefault("output that is no tensor", []).append(output.name)
+            refused.setdefault("output that is not a tensor", []).append(output.name)
     _check_order(nodes, stored, inputs, [o.name for o in graph.output])
     _check_known(nodes, stored, opset, refused)
     if refused:
-        lines = [f"{name} ({len(places)}x): {places[0]}" for name, places in sorted(refused.items())]
+        lines = [f"{name} ({len(where)}x): {where[0]}" for name, where in sorted(refused.items())]
         raise UnsupportedOperator("the graph has operators that cannot be imported", got="; ".join(lines),
                                   operators={n: tuple(p) for n, p in sorted(refused.items())})  # fmt: skip
     read = _Tensors(folder)
@@ -202,7 +204,7 @@ def _check_type(number: int, where: str, refused: dict[str, list[str]]) -> bool:
     return True
 
 
-_UNPACKED = {TensorProto.INT4: TensorProto.INT8, TensorProto.UINT4: TensorProto.UINT8}
+_UNPACKED: dict[int, int] = {TensorProto.INT4: TensorProto.INT8, TensorProto.UINT4: TensorProto.UINT8}
 """Data types of stored tensors that are imported as wider ones."""
 
 
@@ -251,7 +253,9 @@ def _is_default(node: Any, a: Any, opset: int) -> bool:
     return a.name in known and known[a.name].default_value == a
 
 
-def _check_order(nodes: Sequence[OnnxNode], stored: set[str], inputs: Mapping[str, Any], outputs: Sequence[str]) -> None:
+def _check_order(
+    nodes: Sequence[OnnxNode], stored: set[str], inputs: Mapping[str, Any], outputs: Sequence[str]
+) -> None:
     """Raise OnnxFileError for a value that is read before it is computed, or that two nodes compute."""
     seen = {*stored, *inputs}
     for node in nodes:
@@ -311,7 +315,7 @@ class _Tensors:
         dims = tuple(tensor.dims)
         if min(dims, default=0) < 0 or prod(dims) > MOST_ENTRIES * 8:
             raise OnnxFileError("a tensor has impossible sizes", where=tensor.name, got=dims)
-        kind = dtype_of(_UNPACKED.get(tensor.data_type, tensor.data_type))
+        kind = dtype_of(_UNPACKED.get(number := int(tensor.data_type), number))
         if tensor.data_type in _UNPACKED:
             return from_numpy(self._values(tensor, dims).astype(kind.numpy))
         if tensor.data_location == TensorProto.EXTERNAL:
@@ -344,7 +348,12 @@ class _Tensors:
                                 fix="pass the path of the file, or load the weights with onnx.load")  # fmt: skip
         root = self.folder.resolve()
         path = (root / location).resolve()
-        if not location or Path(location).is_absolute() or ".." in Path(location).parts or not path.is_relative_to(root):
+        if (
+            not location
+            or Path(location).is_absolute()
+            or ".." in Path(location).parts
+            or not path.is_relative_to(root)
+        ):
             raise OnnxFileError("the weights are not in the folder of the file", where=tensor.name, got=location,
                                 expected="a relative path inside of it")  # fmt: skip
         if not path.is_file():
@@ -358,7 +367,9 @@ class _Tensors:
         try:
             start, length = int(facts.get("offset", 0)), int(facts.get("length", -1))
         except ValueError as error:
-            raise OnnxFileError("the place of the weights is not a number", where=tensor.name, got=facts) from error
+            raise OnnxFileError(
+                "offset or length of the weights is not a number", where=tensor.name, got=facts
+            ) from error
         length = whole.nbytes - start if length < 0 else length
         if start < 0 or length < 0 or start + length > whole.nbytes:
             raise OnnxFileError("the file of the weights is too short", where=tensor.name, got=whole.nbytes,

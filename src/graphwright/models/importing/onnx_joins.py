@@ -16,25 +16,25 @@ def join_linear(
 ) -> tuple[OnnxNode, ...]:
     """Return the nodes with each product by a transposed weight [out, in], and the bias added to it, joined to one.
 
-    The joined node has the name of the product, and the place of the last of its nodes.
+    The joined node has the name of the product, and the position of the last of its nodes.
     """
     reads = Counter(n for node in nodes for n in node.inputs) + Counter(outputs)
-    turned = {node.outputs[0]: node.inputs[0] for node in nodes if _turns_weight(node, tensors)}
+    transposed = {node.outputs[0]: node.inputs[0] for node in nodes if _turns_weight(node, tensors)}
     products: dict[str, OnnxNode] = {}
     made: dict[int, OnnxNode] = {}
-    places: dict[str, int] = {}
-    for place, node in enumerate(nodes):
-        if node.kind == "MatMul" and node.inputs[1] in turned and node.inputs[0] not in turned:
+    positions: dict[str, int] = {}
+    for position, node in enumerate(nodes):
+        if node.kind == "MatMul" and node.inputs[1] in transposed and node.inputs[0] not in transposed:
             reads[node.inputs[1]] -= 1
-            joined = replace(node, kind=LINEAR, inputs=(node.inputs[0], turned[node.inputs[1]]))
-            products[node.outputs[0]], places[node.outputs[0]] = joined, place
-            made[place] = joined
+            joined = replace(node, kind=LINEAR, inputs=(node.inputs[0], transposed[node.inputs[1]]))
+            products[node.outputs[0]], positions[node.outputs[0]] = joined, position
+            made[position] = joined
         elif node.kind == "Add" and (found := _with_bias(node, products, reads, tensors)) is not None:
-            del made[places[found.name]]
-            made[place] = replace(products[found.name], inputs=found.inputs, outputs=node.outputs)
+            del made[positions[found.name]]
+            made[position] = replace(products[found.name], inputs=found.inputs, outputs=node.outputs)
         else:
-            made[place] = node
-    return tuple(n for n in made.values() if not (n.outputs and n.outputs[0] in turned and not reads[n.outputs[0]]))
+            made[position] = node
+    return tuple(n for n in made.values() if not (n.outputs and n.outputs[0] in transposed and not reads[n.outputs[0]]))
 
 
 def _turns_weight(node: OnnxNode, tensors: Mapping[str, NDArray]) -> bool:

@@ -126,7 +126,7 @@ class LoweredGraph:
         if any(_named(v) for v in operands):
             made = self._sizes(node, operands, {**node.attributes, "outputs": given["outputs"]})
             if made is not NotImplemented:
-                return tuple(map(_settled, made)) if isinstance(made, tuple) else (_settled(made),)
+                return tuple(map(_resolved_sizes, made)) if isinstance(made, tuple) else (_resolved_sizes(made),)
         constant = all(v is None or (isinstance(v, Tensor) and known(v)) for v in operands)
         if constant and (not fold or sum(prod(v.shape) for v in operands if v is not None) > _LARGEST_FOLD):
             operands = [v if v is None or i in row.known else _recorded(v) for i, v in enumerate(operands)]
@@ -147,7 +147,7 @@ def _named(value: Any) -> bool:
     return isinstance(value, np.ndarray)
 
 
-def _settled(value: np.ndarray) -> Any:
+def _resolved_sizes(value: np.ndarray) -> Any:
     """Return an array of objects as a tensor if none of them is a named size."""
     entries = list(value.reshape(-1))
     if all(isinstance(v, bool | np.bool_) for v in entries):
@@ -183,7 +183,7 @@ def _size_tensor(values: np.ndarray) -> Tensor:
 def _recorded(value: Tensor) -> Tensor:
     """Return a known tensor as a value of the trace, so that what follows from it is recorded."""
     recorder = active_recorder.get()
-    return value if recorder is None else Tensor(recorder.resolve(value))  # pyright: ignore[reportArgumentType]  # a symbol
+    return value if recorder is None else Tensor(recorder.resolve(value))
 
 
 def _as_output(name: str, value: Any) -> Any:

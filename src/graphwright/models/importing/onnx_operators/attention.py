@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from math import inf
+from operator import and_
 from typing import Any
 
 from graphwright.array import float32
@@ -21,8 +23,8 @@ def _heads(x: Tensor, heads: int) -> Tensor:
 def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, past_key: Tensor | None = None,
     past_value: Tensor | None = None, lengths: Tensor | None = None, *, is_causal: int = 0, kv_num_heads: int = 0,
-    left_window_size: int = -1, right_window_size: int = -1, q_num_heads: int = 0, qk_matmul_output_mode: int = 0, scale: float | None = None, softcap: float = 0.0,
-    softmax_precision: int = 0, outputs: int,
+    left_window_size: int = -1, right_window_size: int = -1, q_num_heads: int = 0, qk_matmul_output_mode: int = 0,
+    scale: float | None = None, softcap: float = 0.0, softmax_precision: int = 0, outputs: int,
 ) -> Any:  # fmt: skip
     """Scaled dot-product attention; query head h reads key head h // (heads / key heads).
 
@@ -46,8 +48,9 @@ def attention(
     if left_window_size >= 0 or right_window_size >= 0:
         first = start if lengths is None else lengths.reshape(-1, 1, 1, 1) - q.shape[2]
         ahead = arange(k.shape[2]) - (arange(q.shape[2]).unsqueeze(1) + first)
-        for near in [ahead >= -left_window_size] * (left_window_size >= 0) + [ahead <= right_window_size] * (right_window_size >= 0):
-            given["mask"] = near if "mask" not in given else given["mask"] & near
+        near = [ahead >= -left_window_size] if left_window_size >= 0 else []
+        near += [ahead <= right_window_size] if right_window_size >= 0 else []
+        given["mask"] = reduce(and_, near, *([given["mask"]] if "mask" in given else []))
     causal = bool(is_causal) and lengths is None
     cap, factor = softcap or None, q.shape[-1] ** -0.5 if scale is None else scale
     made = functional.attention(q, k, v, causal=causal, q_start=start if causal else None, softcap=cap, scale=factor,

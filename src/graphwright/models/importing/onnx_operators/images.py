@@ -13,13 +13,19 @@ from graphwright.nn import functional
 from graphwright.ops import call
 from graphwright.ops.axes import axis_of
 
+_WHOLE = {
+    ("nearest", "asymmetric", "floor"): ("nearest", False), ("linear", "half_pixel", ""): ("linear", False),
+    ("linear", "pytorch_half_pixel", ""): ("linear", False), ("linear", "align_corners", ""): ("linear", True),
+}  # fmt: skip
+"""Mode, mapping of coordinates and rounding that the op `interpolate` computes -> its mode and alignment."""
+
 
 # -- resize ------------------------------------------------------------------------------------------------------------
 @operator("Resize", known=(1, 2, 3))
 def resize(
     x: Tensor, roi: Any = None, scales: Any = None, sizes: Any = None, *, antialias: int = 0, axes: Any = None,
     coordinate_transformation_mode: Any = "half_pixel", cubic_coeff_a: float = -0.75, exclude_outside: int = 0,
-    extrapolation_value: float = 0.0, keep_aspect_ratio_policy: Any = "stretch", mode: Any = "nearest",
+    extrapolation_value: float = 0.0, keep_aspect_ratio_policy: Any = None, mode: Any = "nearest",
     nearest_mode: Any = "round_prefer_floor",
 ) -> Tensor:  # fmt: skip
     """Resample axes by factors or to sizes."""
@@ -28,7 +34,7 @@ def resize(
     old = [x.shape[a] for a in at]
     if sizes is not None and np.asarray(sizes).size:
         new, policy = ints(sizes), text(keep_aspect_ratio_policy)
-        if policy != "stretch":
+        if policy in ("not_larger", "not_smaller"):
             static = fixed_sizes(x, at, "Resize with a fixed aspect ratio")
             pick = min if policy == "not_larger" else max
             factor = pick(m / n for n, m in zip(static, new, strict=True))
@@ -44,22 +50,21 @@ def resize(
     if not moved:
         return x
     spatial = list(range(2, x.ndim))
-    whole = ("nearest", "asymmetric", "floor") if how == "nearest" else (how, grid, "")
-    kept = {("nearest", "asymmetric", "floor"): ("nearest", False), ("linear", "half_pixel", ""): ("linear", False),
-            ("linear", "pytorch_half_pixel", ""): ("linear", False), ("linear", "align_corners", ""): ("linear", True)}  # fmt: skip
+    one = (how, grid, rule if how == "nearest" else "")
     exact = all(f is None or m == n * f for n, m, f in zip(old, new, factors, strict=True))
-    usual = how != "nearest" or (grid, rule) == ("asymmetric", "floor")
-    if (usual and whole in kept and exact and x.dtype.is_float and not antialias and not exclude_outside and 3 <= x.ndim < 5
-            and all(at[i] in spatial for i in moved) and (grid != "pytorch_half_pixel" or all(type(m) is int and m > 1 for m in new))):  # fmt: skip
-        result = {a: m for a, m in zip(at, new, strict=True)}
-        name, corners = kept[whole]
+    plain = exact and x.dtype.is_float and not antialias and not exclude_outside
+    above = grid != "pytorch_half_pixel" or all(type(m) is int and m > 1 for m in new)
+    if one in _WHOLE and plain and above and 3 <= x.ndim < 5 and all(at[i] in spatial for i in moved):
+        result = dict(zip(at, new, strict=True))
+        name, corners = _WHOLE[one]
         goal = tuple(result.get(a, x.shape[a]) for a in spatial)
         return call("interpolate", x, sizes=bounded(goal), mode=name, align_corners=corners)
     static = fixed_sizes(x, [at[i] for i in moved], f"Resize in mode {how} with {grid}")
     region = None if roi is None or not np.asarray(roi).size else np.asarray(roi, np.float64).reshape(2, -1)
     made, kind = x, x.dtype
     for i, n in zip(moved, static, strict=True):
-        m, factor = int(new[i]), factors[i] if factors[i] is not None else int(new[i]) / n
+        m, given = int(new[i]), factors[i]
+        factor = m / n if given is None else given
         bounded((m, n))
         where, outside = _positions(n, m, factor, grid, None if region is None else region[:, i])
         if how == "nearest":
@@ -169,7 +174,9 @@ def roi_align(
 ) -> Tensor:  # fmt: skip
     """Means, or maxima, of samples in a grid over each region of interest (He et al. 2017)."""
     if sampling_ratio < 1:
-        raise NotExpressible("RoiAlign with a number of samples that depends on the regions", expected="sampling_ratio >= 1")
+        raise NotExpressible(
+            "RoiAlign with a number of samples that depends on the regions", expected="sampling_ratio >= 1"
+        )
     height, width = fixed_sizes(x, (2, 3), "RoiAlign")
     half = 0.5 if text(coordinate_transformation_mode) == "half_pixel" else 0.0
     edges = rois * spatial_scale - half
@@ -191,7 +198,9 @@ def roi_align(
         for dx in (0, 1):
             y, z = (rows + dy).clamp(0, height - 1), (columns + dx).clamp(0, width - 1)
             ids = (y.unsqueeze(2) * width + z.unsqueeze(1)).flatten(1).unsqueeze(1).expand(-1, x.shape[1], -1)
-            share = ((down if dy else 1.0 - down) * seen_y).unsqueeze(2) * ((right if dx else 1.0 - right) * seen_x).unsqueeze(1)
+            share = ((down if dy else 1.0 - down) * seen_y).unsqueeze(2) * (
+                (right if dx else 1.0 - right) * seen_x
+            ).unsqueeze(1)
             parts.append(top.gather(flat, 2, ids) * share.flatten(1).unsqueeze(1))
     r = sampling_ratio
     grid = (parts[0].shape[0], x.shape[1], output_height, r, output_width, r)

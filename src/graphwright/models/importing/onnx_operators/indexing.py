@@ -71,8 +71,8 @@ def one_hot(ids: Tensor, depth: Any, values: Tensor, *, axis: int = -1) -> Tenso
     bounded((n, *(m for m in ids.shape if type(m) is int)))
     at = axis_of(axis, ids.ndim + 1)
     whole = ids.to(int64).unsqueeze(at)
-    places = arange(n).reshape([-1 if i == at else 1 for i in range(ids.ndim + 1)])
-    return top.where(top.where(whole < 0, whole + n, whole) == places, values.select(0, 1), values.select(0, 0))
+    offsets = arange(n).reshape([-1 if i == at else 1 for i in range(ids.ndim + 1)])
+    return top.where(top.where(whole < 0, whole + n, whole) == offsets, values.select(0, 1), values.select(0, 0))
 
 
 @operator("Compress", known=(1,))
@@ -91,17 +91,17 @@ def nonzero(x: Any) -> Tensor:
 @operator("Unique", known=(0,))
 def unique(x: Any, *, axis: int | None = None, sorted: int = 1) -> tuple[Tensor, ...]:
     """The different entries, the index of the first of each, the entry of each, and counts."""
-    found, first, inverse, counts = np.unique(
-        x, return_index=True, return_inverse=True, return_counts=True, axis=axis
-    )
+    found, first, inverse, counts = np.unique(x, return_index=True, return_inverse=True, return_counts=True, axis=axis)
     inverse = inverse.reshape(-1)
     if not sorted:
         order = np.argsort(first)
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
+        offset = np.empty_like(order)
+        offset[order] = np.arange(len(order))
         found = np.take(found, order, 0 if axis is None else axis)
-        first, inverse, counts = first[order], place[inverse], counts[order]
-    return tuple(as_tensor(np.ascontiguousarray(v)) for v in (found, *(v.astype(np.int64) for v in (first, inverse, counts))))
+        first, inverse, counts = first[order], offset[inverse], counts[order]
+    return tuple(
+        as_tensor(np.ascontiguousarray(v)) for v in (found, *(v.astype(np.int64) for v in (first, inverse, counts)))
+    )
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -126,12 +126,12 @@ def scatter_nd(x: Tensor, ids: Tensor, values: Tensor, *, reduction: Any = "none
     parts = [_wrapped(ids.select(-1, i), x.shape[i]) for i in range(depth)]
     if depth == 1 and how in ("none", "add"):
         return top.index_put(x, (parts[0],), values, how == "add")
-    place = parts[0]
+    offset = parts[0]
     for part, n in zip(parts[1:], x.shape[1:depth], strict=True):
-        place = place * n + part
+        offset = offset * n + part
     rest = prod(x.shape[depth:])
     flat = x.reshape(prod(x.shape[:depth]), rest)
-    rows = place.reshape(-1, 1)
+    rows = offset.reshape(-1, 1)
     spread = rows.expand(rows.shape[0], rest) if type(rest) is not int or rest != 1 else rows
     return _scattered(flat, 0, spread, values.reshape(rows.shape[0], rest), how).reshape(*x.shape)
 
@@ -144,7 +144,7 @@ def tensor_scatter(
     at = axis_of(axis, x.ndim)
     steps = arange(update.shape[at]).reshape([-1 if i == at else 1 for i in range(x.ndim)])
     first = as_tensor(0) if starts is None else starts.to(int64).reshape(-1, *(1,) * (x.ndim - 1))
-    place = first + steps
+    offset = first + steps
     if text(mode) == "circular":
-        place = top.remainder(place, x.shape[at])
-    return top.scatter(x, at, place.expand(*update.shape), update)
+        offset = top.remainder(offset, x.shape[at])
+    return top.scatter(x, at, offset.expand(*update.shape), update)

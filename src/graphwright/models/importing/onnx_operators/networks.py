@@ -42,12 +42,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @operator("Gemm")
 def gemm(
-    a: Tensor, b: Tensor, c: Tensor | None = None, *, alpha: float = 1.0, beta: float = 1.0, transA: int = 0,  # noqa: N803  # ONNX's name
-    transB: int = 0,  # noqa: N803  # ONNX's name
+    a: Tensor, b: Tensor, c: Tensor | None = None, *, alpha: float = 1.0, beta: float = 1.0, transA: int = 0,
+    transB: int = 0,
 ) -> Tensor:  # fmt: skip
     """alpha·A B + beta·C, with A and B transposed if so wanted."""
     a = a.T if transA else a
-    if transB and alpha == 1.0 and a.dtype.is_float and (c is None or (beta == 1.0 and c.ndim == 1 and c.spec.shape == b.spec.shape[:1])):
+    if (
+        transB
+        and alpha == 1.0
+        and a.dtype.is_float
+        and (c is None or (beta == 1.0 and c.ndim == 1 and c.spec.shape == b.spec.shape[:1]))
+    ):
         return functional.linear(a, b, c)
     made = exact(top.matmul, a, b.T if transB else b)
     made = made if alpha == 1.0 else (made * alpha).to(made.dtype)
@@ -92,8 +97,8 @@ def _padded(x: Tensor, before: Sequence[int], after: Sequence[int], value: float
 
 @operator("Conv")
 def conv(
-    x: Tensor, w: Tensor, bias: Tensor | None = None, *, auto_pad: Any = "NOTSET", dilations: Any = None, group: int = 1,
-    kernel_shape: Any = None, pads: Any = None, strides: Any = None,
+    x: Tensor, w: Tensor, bias: Tensor | None = None, *, auto_pad: Any = "NOTSET", dilations: Any = None,
+    group: int = 1, kernel_shape: Any = None, pads: Any = None, strides: Any = None,
 ) -> Tensor:  # fmt: skip
     """Cross-correlation over the axes after channels."""
     rank = w.ndim - 2
@@ -110,8 +115,8 @@ def conv(
 
 @operator("ConvTranspose")
 def conv_transpose(
-    x: Tensor, w: Tensor, bias: Tensor | None = None, *, auto_pad: Any = "NOTSET", dilations: Any = None, group: int = 1,
-    kernel_shape: Any = None, output_padding: Any = None, output_shape: Any = None, pads: Any = None,
+    x: Tensor, w: Tensor, bias: Tensor | None = None, *, auto_pad: Any = "NOTSET", dilations: Any = None,
+    group: int = 1, kernel_shape: Any = None, output_padding: Any = None, output_shape: Any = None, pads: Any = None,
     strides: Any = None,
 ) -> Tensor:  # fmt: skip
     """The transpose of convolution."""
@@ -125,7 +130,9 @@ def conv_transpose(
     if output_shape is not None or mode.startswith("SAME"):
         sizes = fixed_sizes(x, range(2, x.ndim), "a transposed convolution to a given shape")
         wanted = list(output_shape or [n * s for n, s in zip(sizes, steps, strict=True)])[-rank:]
-        grown = [(n - 1) * s + r + d * (k - 1) + 1 for n, s, r, d, k in zip(sizes, steps, rest, apart, kernel, strict=True)]
+        grown = [
+            (n - 1) * s + r + d * (k - 1) + 1 for n, s, r, d, k in zip(sizes, steps, rest, apart, kernel, strict=True)
+        ]
         total = [g - n for g, n in zip(grown, wanted, strict=True)]
         low, high = [n // 2 for n in total], [n - n // 2 for n in total]
         before, after = (low, high) if mode == "SAME_UPPER" else (high, low)
@@ -139,7 +146,12 @@ def conv_transpose(
 
 
 def _counts(
-    x: Tensor, extent: Sequence[int], strides: Sequence[int], before: Sequence[int], after: Sequence[int], ceil_mode: int
+    x: Tensor,
+    extent: Sequence[int],
+    strides: Sequence[int],
+    before: Sequence[int],
+    after: Sequence[int],
+    ceil_mode: int,
 ) -> list[int]:
     """Return the number of windows along each spatial axis."""
     sizes = fixed_sizes(x, range(2, x.ndim), "this pooling")
@@ -158,7 +170,9 @@ def _windows(
     """Return, for each entry of the kernel, the entries of x under it in all windows."""
     extent = [d * (k - 1) + 1 for d, k in zip(dilations, kernel, strict=True)]
     sizes = fixed_sizes(x, range(2, x.ndim), "this pooling")
-    after = [max((c - 1) * s + e - n - b, 0) for c, s, e, n, b in zip(counts, strides, extent, sizes, before, strict=True)]
+    after = [
+        max((c - 1) * s + e - n - b, 0) for c, s, e, n, b in zip(counts, strides, extent, sizes, before, strict=True)
+    ]
     wide = _padded(x, before, after, value)
     return [wide[(slice(None), slice(None), *(slice(o * d, o * d + (c - 1) * s + 1, s) for o, d, c, s in
                                               zip(at, dilations, counts, strides, strict=True)))]
@@ -187,10 +201,10 @@ def max_pool(
     if outputs == 1:
         return values
     sizes = [int(n) for n in x.spec.sizes]
-    places = np.arange(prod(sizes[2:])).reshape(sizes[2:])
+    offsets = np.arange(prod(sizes[2:])).reshape(sizes[2:])
     if storage_order:
-        places = np.arange(prod(sizes[2:])).reshape(sizes[2:][::-1]).T
-    whole = places[None, None] + np.arange(prod(sizes[:2])).reshape(*sizes[:2], *(1,) * rank) * prod(sizes[2:])
+        offsets = np.arange(prod(sizes[2:])).reshape(sizes[2:][::-1]).T
+    whole = offsets[None, None] + np.arange(prod(sizes[:2])).reshape(*sizes[:2], *(1,) * rank) * prod(sizes[2:])
     numbers = _windows(as_tensor(whole.astype(np.float64)), kernel, steps, apart, before, counts, -1.0)
     return values, top.gather(top.stack(numbers, 0), 0, best.unsqueeze(0)).squeeze(0).to(int64)
 
@@ -258,20 +272,20 @@ def max_unpool(
     rank = len(kernel_shape)
     steps, around = strides or [1] * rank, pads or [0] * 2 * rank
     sizes = fixed_sizes(x, range(x.ndim), "MaxUnpool")
-    natural = [*sizes[:2], *((n - 1) * s - a - b + k for n, s, a, b, k in
-                             zip(sizes[2:], steps, around[:rank], around[rank:], kernel_shape, strict=True))]  # fmt: skip
+    windows = zip(sizes[2:], steps, around[:rank], around[rank:], kernel_shape, strict=True)
+    natural = [*sizes[:2], *((n - 1) * s - a - b + k for n, s, a, b, k in windows)]
     wanted = natural if shape is None else [int(n) for n in shape]
-    place = indices.to(int64).reshape(-1)
+    offset = indices.to(int64).reshape(-1)
     if wanted != natural:  # the indices are those of the natural shape
-        coordinates, rest = [], place
+        coordinates, rest = [], offset
         for n in natural[::-1]:
             coordinates.append(top.remainder(rest, n))
             rest = top.floor_divide(rest, n)
-        place = as_tensor(0)
+        offset = as_tensor(0)
         for n, part in zip(wanted, coordinates[::-1], strict=True):
-            place = place * n + part
+            offset = offset * n + part
     empty = zeros(prod(wanted), dtype=x.dtype)
-    return top.scatter(empty, 0, place, x.reshape(-1)).reshape(*wanted)
+    return top.scatter(empty, 0, offset, x.reshape(-1)).reshape(*wanted)
 
 
 # -- norms -------------------------------------------------------------------------------------------------------------

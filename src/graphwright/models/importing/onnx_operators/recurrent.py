@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from graphwright.autograd import Tensor, as_tensor, stack, top, zeros
@@ -68,16 +69,21 @@ def _functions(
     if unknown or alphas or betas or len(chosen) < len(defaults):
         raise NotExpressible("activations of a recurrent layer", expected=", ".join(_ACTIVATIONS),
                              got=f"{', '.join(names)}{', with parameters' if alphas or betas else ''}")  # fmt: skip
-    if clip is None:
-        return [_ACTIVATIONS[n] for n in chosen]
-    return [lambda v, run=_ACTIVATIONS[n]: run(v.clamp(-clip, clip)) for n in chosen]
+    runs = [_ACTIVATIONS[n] for n in chosen]
+    return runs if clip is None else [partial(_clipped, run, float(clip)) for run in runs]
+
+
+def _clipped(run: Callable[[Tensor], Tensor], most: float, x: Tensor) -> Tensor:
+    return run(x.clamp(-most, most))
 
 
 def _weights(w: Tensor, r: Tensor, b: Tensor | None, number: int) -> tuple[Tensor, Tensor, Any, Any]:
     """Return the weights of a direction: those of inputs and states, and their biases."""
-    rows = int(w.spec.sizes[1])
-    biases = (None, None) if b is None else (b.select(0, number).narrow(0, 0, rows), b.select(0, number).narrow(0, rows, rows))
-    return w.select(0, number), r.select(0, number), *biases
+    rows, wi, wh = int(w.spec.sizes[1]), w.select(0, number), r.select(0, number)
+    if b is None:
+        return wi, wh, None, None
+    both = b.select(0, number)
+    return wi, wh, both.narrow(0, 0, rows), both.narrow(0, rows, rows)
 
 
 @operator("RNN")

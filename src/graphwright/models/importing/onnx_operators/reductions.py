@@ -15,7 +15,9 @@ from graphwright.ops.axes import axis_of
 
 # -- reductions --------------------------------------------------------------------------------------------------------
 def _reduction(name: str, run: Callable[[Tensor, tuple[int, ...], bool], Tensor]) -> None:
-    def reduced(x: Tensor, at: Any = None, *, axes: Any = None, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Any:
+    def reduced(
+        x: Tensor, at: Any = None, *, axes: Any = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    ) -> Any:
         given = ints(at) if at is not None else list(axes or ())
         if not given and noop_with_empty_axes:
             return x if name not in _ELEMENTWISE else _ELEMENTWISE[name](x)
@@ -80,8 +82,8 @@ operator("LogSoftmax")(lambda x, *, axis=-1: functional.log_softmax(x, axis))
 def hardmax(x: Tensor, *, axis: int = -1) -> Tensor:
     """1 at the first largest entry of the axis, else 0."""
     at = axis_of(axis, x.ndim)
-    places = arange(x.shape[at]).reshape([-1 if i == at else 1 for i in range(x.ndim)])
-    return (top.argmax(x, at, True) == places).to(x.dtype)
+    offsets = arange(x.shape[at]).reshape([-1 if i == at else 1 for i in range(x.ndim)])
+    return (top.argmax(x, at, True) == offsets).to(x.dtype)
 
 
 @operator("LpNormalization")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import reduce
 from math import ceil, prod
 from typing import Any
 
@@ -12,7 +11,6 @@ from graphwright.array import float32, int64
 from graphwright.autograd import Tensor, arange, as_tensor, cat, full, stack, top, zeros
 from graphwright.autograd.shapes import broadcast_shapes
 from graphwright.models.importing.onnx_operators.table import (
-    NotExpressible,
     bounded,
     dtype_of,
     fixed_sizes,
@@ -31,7 +29,8 @@ _END = 2**31 - 1
 # -- constants ---------------------------------------------------------------------------------------------------------
 @operator("Constant")
 def constant(
-    *, value: Any = None, value_float: Any = None, value_floats: Any = None, value_int: Any = None, value_ints: Any = None
+    *, value: Any = None, value_float: Any = None, value_floats: Any = None, value_int: Any = None,
+    value_ints: Any = None,
 ) -> Tensor:  # fmt: skip
     """Return the attribute as a tensor."""
     if value is not None:
@@ -158,7 +157,7 @@ def slice_(x: Tensor, starts: Any, ends: Any, axes: Any = None, steps: Any = Non
 @operator("Concat")
 def concat(*tensors: Tensor, axis: int) -> Tensor:
     """Join tensors along an axis."""
-    return cat(tensors, axis) if len(tensors) > 1 else tensors[0]
+    return cat(tensors, axis) if tensors[1:] else next(iter(tensors))
 
 
 @operator("Split", known=(1,))
@@ -256,17 +255,19 @@ def space_to_depth(x: Tensor, *, blocksize: int) -> Tensor:
 @operator("ReverseSequence")
 def reverse_sequence(x: Tensor, lengths: Tensor, *, batch_axis: int = 1, time_axis: int = 0) -> Tensor:
     """Reverse the first entries of each sequence of a batch."""
-    places = [1] * x.ndim
-    places[time_axis] = -1
-    steps = arange(x.shape[time_axis]).reshape(places)
-    places[time_axis], places[batch_axis] = 1, -1
-    ends = lengths.to(int64).reshape(places)
+    offsets = [1] * x.ndim
+    offsets[time_axis] = -1
+    steps = arange(x.shape[time_axis]).reshape(offsets)
+    offsets[time_axis], offsets[batch_axis] = 1, -1
+    ends = lengths.to(int64).reshape(offsets)
     ids = top.where(steps < ends, ends - 1 - steps, steps).expand(*x.shape)
     return top.gather(x, time_axis, ids)
 
 
 @operator("Col2Im", known=(1, 2))
-def col2im(x: Tensor, image: Any, block: Any, *, dilations: Any = None, pads: Any = None, strides: Any = None) -> Tensor:
+def col2im(
+    x: Tensor, image: Any, block: Any, *, dilations: Any = None, pads: Any = None, strides: Any = None
+) -> Tensor:
     """Sum overlapping blocks to an image."""
     sizes, kernel = ints(image), ints(block)
     rank = len(sizes)
@@ -345,5 +346,3 @@ def split_to_sequence(x: Tensor, sizes: Any = None, *, axis: int = 0, keepdims: 
     if np.asarray(sizes).ndim == 0:
         return list(x.split(ints(sizes)[0], axis))
     return list(x.split(ints(sizes), axis))
-
-

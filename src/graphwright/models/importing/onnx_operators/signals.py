@@ -94,5 +94,3 @@ def stft(x: Tensor, step: Any, window: Tensor | None = None, length: Any = None,
     parts = stack([x.narrow(1, i * hop, size) for i in range(frames)], 1)
     parts = parts if window is None else parts * window.reshape(-1, 1)
     return transformed(parts, 2, None if length is None else ints(length)[0], 0, onesided)
-
-
