@@ -90,7 +90,7 @@ def _traced(lowered: LoweredGraph, inputs: Mapping[str, tuple[Shape, Any]]) -> P
                  if any(isinstance(n, str) for n in shape)}  # fmt: skip
         try:
             program, recorder, _ = record(lowered, specs, None, labels, sizes or None, stops=True)
-        except NotExpressible:
+        except UnsupportedOperator:
             raise
         except GraphwrightError as error:
             first = first or error
@@ -161,7 +161,9 @@ def _read(model: ModelProto, folder: Path | None) -> tuple[OnnxGraph, dict[str, 
     for sparse in graph.sparse_initializer:
         refused.setdefault("sparse initializer", []).append(sparse.values.name)
     for tensor in graph.initializer:
-        _check_type(tensor.data_type, tensor.name, refused)
+        number = int(tensor.data_type)
+        wide = number in _UNPACKED and all(n.kind in _UNPACKS for n in nodes if tensor.name in n.inputs)
+        _check_type(_UNPACKED[number] if wide else number, tensor.name, refused)
     for label, kind in inputs.items():
         if kind.WhichOneof("value") != "tensor_type":
             refused.setdefault(f"input that is a {str(kind.WhichOneof('value')).removesuffix('_type')}", []).append(
@@ -197,7 +199,7 @@ def _names(text: str) -> list[str]:
 def _check_type(number: int, where: str, refused: dict[str, list[str]]) -> bool:
     """Return whether tensors of this data type can be imported; if not, add it to those that are refused."""
     try:
-        dtype_of(_UNPACKED.get(number, number))
+        dtype_of(number)
     except NotExpressible:
         refused.setdefault(f"tensor of {type_name(number)}", []).append(where)
         return False
@@ -205,7 +207,8 @@ def _check_type(number: int, where: str, refused: dict[str, list[str]]) -> bool:
 
 
 _UNPACKED: dict[int, int] = {TensorProto.INT4: TensorProto.INT8, TensorProto.UINT4: TensorProto.UINT8}
-"""Data types of stored tensors that are imported as wider ones."""
+"""Data types of stored tensors that are imported as wider ones, for operators that read no range from the type."""
+_UNPACKS = {"DequantizeLinear", "Gather", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice"}
 
 
 def _node(node: Any, opset: int, generated: bool, refused: dict[str, list[str]]) -> OnnxNode:

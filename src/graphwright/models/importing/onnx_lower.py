@@ -98,6 +98,10 @@ class LoweredGraph:
             token = scope.set(path)
             try:
                 results = self._run(node, [values[n] if n else None for n in node.inputs], folded < _FOLDED_BYTES)
+            except NotExpressible as error:
+                raise UnsupportedOperator(error.what, where=f"{'.'.join(path)} ({node.kind})", expected=error.expected,
+                                          got=error.got, fix=error.fix,
+                                          operators={node.kind: (".".join(path),)}) from error  # fmt: skip
             except GraphwrightError as error:
                 if error.where is None:
                     error.where = f"{'.'.join(path)} ({node.kind})"
