@@ -45,15 +45,21 @@ def resize(
         factors = [float(f) for f in np.asarray(scales).reshape(-1)]
         new = [n * int(f) if f.is_integer() else floor(fixed_sizes(x, [a], "Resize")[0] * f)
                for a, n, f in zip(at, old, factors, strict=True)]  # fmt: skip
-    moved = [i for i, (n, m) in enumerate(zip(old, new, strict=True))
-             if grid == "tf_crop_and_resize" or not (n is m or (n == m and factors[i] in (None, 1.0)))]  # fmt: skip
+    crops = grid == "tf_crop_and_resize"
+    moved = [i for i, (n, m, f) in enumerate(zip(old, new, factors, strict=True))
+             if crops or f not in (None, 1.0) or (f is None and n != m)]  # fmt: skip
     if not moved:
         return x
     spatial = list(range(2, x.ndim))
+    if any(type(old[i]) is not int for i in moved) and how == "nearest":
+        for i in moved:
+            x = _repeated(x, at[i], factors[i], grid, rule)
+        return x
     one = (how, grid, rule if how == "nearest" else "")
-    exact = all(f is None or m == n * f for n, m, f in zip(old, new, factors, strict=True))
+    exact = all(f is None or f.is_integer() or m == n * f for n, m, f in zip(old, new, factors, strict=True))
     plain = exact and x.dtype.is_float and not antialias and not exclude_outside
-    above = grid != "pytorch_half_pixel" or all(type(m) is int and m > 1 for m in new)
+    above = all(type(n) is int for i in moved for n in (old[i], new[i]))
+    above = above and (grid != "pytorch_half_pixel" or all(new[i] > 1 for i in moved))
     if one in _WHOLE and plain and above and 3 <= x.ndim < 5 and all(at[i] in spatial for i in moved):
         result = dict(zip(at, new, strict=True))
         name, corners = _WHOLE[one]
@@ -79,6 +85,18 @@ def resize(
         if outside is not None and outside.any():
             made = top.where(_along(outside, made, at[i]), float(extrapolation_value), made)
     return made if made.dtype is kind else top.round(made).to(kind) if not kind.is_float else made.to(kind)
+
+
+def _repeated(x: Tensor, axis: int, factor: float | None, grid: str, rule: str) -> Tensor:
+    """Return x with each entry of an axis, whose size is named, repeated. Raises: NotExpressible."""
+    times = int(factor or 0)
+    whole = times > 0 and times == factor
+    read = _nearest(_positions(8, 8 * times, float(times), grid, None)[0], rule) if whole else np.zeros(0)
+    if not whole or not np.array_equal(np.clip(read, 0, 7), np.arange(8 * times) // times):
+        raise NotExpressible("a named size is resized by a factor that is not whole", got=x.spec,
+                             expected="entries that are repeated, or fixed sizes",
+                             fix="give the sizes of the inputs as ints in sizes=")  # fmt: skip
+    return call("repeat_interleave", x, repeats=times, axis=axis)
 
 
 def _along(mask: np.ndarray, x: Tensor, axis: int) -> Tensor:
