@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from onnx.external_data_helper import set_external_data
 
 import graphwright as gw
 from graphwright import nn
@@ -54,7 +61,8 @@ def residual_net():
 
 def by_runtime(model, feeds):
     source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model)
-    return onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"]).run(None, feeds)
+    (result,) = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"]).run(None, feeds)
+    return np.asarray(result)
 
 
 # -- a file made in the test -----------------------------------------------------------------------------------------
@@ -68,7 +76,7 @@ def test_names_weights_and_dynamic_sizes_are_those_of_the_file():
     assert p.op(p.node("head.Gemm")) == "linear"
     for batch in (1, 2, 5):
         x = drawn(batch, 4, seed=batch)
-        assert np.allclose(p.run({"x": x})["y"], by_runtime(model, {"x": x})[0], atol=1e-6)
+        assert np.allclose(p.run({"x": x})["y"], by_runtime(model, {"x": x}), atol=1e-6)
 
 
 def test_an_edit_and_its_undo():
@@ -118,7 +126,10 @@ def test_gradients_are_those_of_torch():
         at = at + torch.tanh(at @ w[f"blocks.{i}.weight"] + w[f"blocks.{i}.bias"])
     ((at @ w["head.weight"].T) ** 2).sum().backward()
     for key, theirs in w.items():
-        assert np.allclose(p.weights[key].grad.numpy(), theirs.grad.numpy(), rtol=1e-4, atol=1e-5)
+        ours = p.weights[key].grad
+        assert ours is not None
+        assert theirs.grad is not None
+        assert np.allclose(ours.numpy(), theirs.grad.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_names_that_paths_cannot_have_are_cleaned():
@@ -153,7 +164,7 @@ def test_shape_arithmetic_is_computed_at_import():
     assert p.spec("y").shape == ("N", 4, 16)
     for batch in (1, 3):
         x = drawn(batch, 3, 8, 8)
-        assert np.allclose(p.run({"x": x})["y"], by_runtime(model, {"x": x})[0], atol=1e-5)
+        assert np.allclose(p.run({"x": x})["y"], by_runtime(model, {"x": x}), atol=1e-5)
 
 
 def test_sizes_names_and_fixes_what_the_file_leaves_open():
@@ -181,6 +192,29 @@ def test_two_names_that_must_be_equal_are_named():
     assert "sum" in str(error.value)
     assert any("sizes=" in note for note in error.value.__notes__)
     assert gw.from_onnx(model, sizes={"b": ("S", 2)}).spec("sum").shape == ("S", 2)
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float16])
+def test_numbers_keep_the_dtype_of_the_file(kind):
+    number = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    nodes = [helper.make_node("Where", ["c", "third", "zero"], ["w"]),
+             helper.make_node("Max", ["third", "w"], ["m"]),
+             helper.make_node("Mul", ["m", "x"], ["y"])]  # fmt: skip
+    tensors = [stored("third", kind(1 / 3)), stored("zero", kind(0))]
+    model = model_of(nodes, [value("c", [2], TensorProto.BOOL), value("x", [2], number)], [value("y", [2], number)],
+                     tensors)  # fmt: skip
+    feeds = {"c": np.array([True, False]), "x": np.array([1, -3], kind)}
+    found = np.asarray(gw.from_onnx(model).run(feeds)["y"])
+    assert found.dtype == kind
+    assert np.array_equal(found, np.array([kind(1 / 3), kind(1 / 3) * kind(-3)]))
+
+
+def test_programs_are_saved_loaded_and_drawn(tmp_path):
+    p = gw.from_onnx(residual_net())
+    p.save(tmp_path / "saved")
+    again = gw.load(tmp_path / "saved")
+    assert again.hash() == p.hash()
+    assert "blocks.0.Tanh" in p.to_dot()
 
 
 # -- our own files -----------------------------------------------------------------------------------------------------
@@ -236,7 +270,9 @@ def test_files_of_to_onnx_come_back_as_the_same_function(tmp_path, name, opset):
         for key in params:
             z.weights[key].grad = None
         (z(x=drawn(*shape))["out"] ** 2).sum().backward()
-        found.append({key: z.weights[key].grad.numpy().copy() for key in params})
+        grads = {key: z.weights[key].grad for key in params}
+        found.append({key: g.numpy().copy() for key, g in grads.items() if g is not None})
+    assert found[0].keys() == found[1].keys() == params
     for key in params:
         assert np.abs(found[0][key] - found[1][key]).max() <= 1e-5 * max(np.abs(found[0][key]).max(), 1.0), key
     again = q.to_onnx(tmp_path / "again.onnx", opset=opset)
@@ -273,15 +309,15 @@ def test_units_of_an_imported_network_are_cut_as_in_the_original(tmp_path):
 # -- quantised ---------------------------------------------------------------------------------------------------------
 def test_quantised_weights_are_dequantised_exactly():
     rng = np.random.default_rng(0)
-    codes, scale = rng.integers(-128, 128, (3, 4)).astype(np.int8), np.float32([0.1, 0.02, 0.5])
+    codes, scale = rng.integers(-128, 128, (3, 4)).astype(np.int8), np.array([0.1, 0.02, 0.5], "f4")
     nodes = [helper.make_node("DequantizeLinear", ["w", "scale", "zero"], ["d"], axis=0),
              helper.make_node("Gemm", ["x", "d"], ["y"], transB=1)]  # fmt: skip
-    tensors = [stored("w", codes), stored("scale", scale), stored("zero", np.int8([0, 3, -5]))]
+    tensors = [stored("w", codes), stored("scale", scale), stored("zero", np.array([0, 3, -5], np.int8))]
     model = model_of(nodes, [value("x", ["B", 4])], [value("y", ["B", 3])], tensors)
     p = gw.from_onnx(model)
     assert not p.params()
     x = drawn(2, 4)
-    assert np.allclose(p.run({"x": x})["y"], by_runtime(model, {"x": x})[0], atol=1e-5)
+    assert np.allclose(p.run({"x": x})["y"], by_runtime(model, {"x": x}), atol=1e-5)
 
 
 # -- files that are refused --------------------------------------------------------------------------------------------
@@ -337,6 +373,18 @@ def test_damaged_files(tmp_path):
         gw.from_onnx(onnx.ModelProto())
 
 
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=4))
+@example([(0, 255)])
+def test_files_with_changed_bytes_open_or_are_refused(changes):
+    data = bytearray(residual_net().SerializeToString())
+    for offset, byte in changes:
+        data[offset % len(data)] = byte
+    with TemporaryDirectory() as folder, suppress(gw.GraphwrightError):
+        path = Path(folder) / "net.onnx"
+        path.write_bytes(data)
+        gw.from_onnx(path)
+
+
 def wrong(change):
     model = residual_net()
     change(model.graph)
@@ -377,7 +425,7 @@ def test_weights_outside_the_folder_are_refused(tmp_path):
     for location in ("../secret", str(tmp_path / "secret"), "link", "missing", "short", ""):
         model = residual_net()
         tensor = model.graph.initializer[1]
-        onnx.external_data_helper.set_external_data(tensor, location, 0, 64)
+        set_external_data(tensor, location, 0, 64)
         tensor.ClearField("raw_data")
         tensor.data_location = TensorProto.EXTERNAL
         (home / "net.onnx").write_bytes(model.SerializeToString())

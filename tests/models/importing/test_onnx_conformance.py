@@ -20,8 +20,8 @@ def failures(chosen):
     return passed, failed
 
 
-def test_half_of_the_node_tests():
-    chosen = [c for c in cases(frozenset(HEAVY)) if crc32(c.name.encode()) % 2]
+def test_a_third_of_the_node_tests():
+    chosen = [c for c in cases(frozenset(HEAVY)) if crc32(c.name.encode()) % 3 == 0]
     passed, failed = failures(chosen)
     assert not failed, "\n".join(failed)
     assert passed >= 0.75 * len(chosen)

@@ -153,6 +153,7 @@ def _read(model: ModelProto, folder: Path | None) -> tuple[OnnxGraph, dict[str, 
         raise OnnxFileError("this version of the operator set cannot be imported", where="opset_import",
                             expected=f"{OPSETS[0]} to {OPSETS[-1]}", got=opset,
                             fix="convert the file with onnx.version_converter.convert_version")  # fmt: skip
+    _check_names(graph)
     generated = model.producer_name == "graphwright"
     refused: dict[str, list[str]] = {}
     nodes = [_node(n, opset, generated, refused) for n in graph.node]
@@ -186,6 +187,23 @@ def _read(model: ModelProto, folder: Path | None) -> tuple[OnnxGraph, dict[str, 
     trained = next((frozenset(_names(p.value)) for p in model.metadata_props if p.key == TRAINED), None)
     outputs = tuple(o.name for o in graph.output)
     return OnnxGraph(opset, join_linear(nodes, tensors, outputs), tuple(inputs), outputs, tensors, trained), inputs
+
+
+def _check_names(graph: Any) -> None:
+    """Raise OnnxFileError for a name that is not UTF-8, which protobuf returns as bytes."""
+    for node in graph.node:
+        _check_text(node.name, node.op_type, node.domain, *node.input, *node.output, *(a.name for a in node.attribute))
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        _check_text(value.name, *(d.dim_param for d in value.type.tensor_type.shape.dim))
+    for tensor in graph.initializer:
+        _check_text(tensor.name, *(text for e in tensor.external_data for text in (e.key, e.value)))
+    _check_text(graph.name)
+
+
+def _check_text(*texts: Any) -> None:
+    for text in texts:
+        if not isinstance(text, str):
+            raise OnnxFileError("a name in the file is not valid UTF-8", got=repr(text)[:80])
 
 
 def _names(text: str) -> list[str]:
@@ -226,7 +244,7 @@ def _node(node: Any, opset: int, generated: bool, refused: dict[str, list[str]])
         elif a.name in row.attributes:
             if a.name in _DTYPES and a.i:
                 _check_type(a.i, where, refused)
-            attributes[a.name] = _attribute(a, where, refused)
+            attributes[a.name] = _attribute(a, where, next(iter(node.output), where), refused)
         elif not _is_default(node, a, opset):
             refused.setdefault(f"{node.op_type} (attribute {a.name})", []).append(where)
     return OnnxNode(node.op_type, name, tuple(node.input), tuple(node.output), attributes)
@@ -236,12 +254,14 @@ _DTYPES = ("to", "dtype", "output_dtype", "output_datatype")
 """Attributes that are a data type."""
 
 
-def _attribute(a: Any, where: str, refused: dict[str, list[str]]) -> Any:
+def _attribute(a: Any, where: str, value: str, refused: dict[str, list[str]]) -> Any:
+    """Return the value of an attribute; `value`: the name of a tensor."""
     if a.type in (AttributeProto.TENSOR, AttributeProto.SPARSE_TENSOR, AttributeProto.TYPE_PROTO):
         if a.type != AttributeProto.TENSOR or a.t.data_type == TensorProto.STRING:
             refused.setdefault(f"attribute {a.name} of an unknown type", []).append(where)
             return None
-        return Tensor(_Tensors(None)(a.t)) if _check_type(a.t.data_type, where, refused) else None
+        known = _check_type(a.t.data_type, where, refused)
+        return Tensor(_Tensors(None)(a.t), name=clean(value)) if known else None
     try:
         return onnx.helper.get_attribute_value(a)
     except ValueError as error:

@@ -24,9 +24,10 @@ def join_linear(
     made: dict[int, OnnxNode] = {}
     positions: dict[str, int] = {}
     for position, node in enumerate(nodes):
-        if node.kind == "MatMul" and node.inputs[1] in transposed and node.inputs[0] not in transposed:
-            reads[node.inputs[1]] -= 1
-            joined = replace(node, kind=LINEAR, inputs=(node.inputs[0], transposed[node.inputs[1]]))
+        x, weight = node.inputs if len(node.inputs) == 2 else ("", "")
+        if node.kind == "MatMul" and weight in transposed and x not in transposed:
+            reads[weight] -= 1
+            joined = replace(node, kind=LINEAR, inputs=(x, transposed[weight]))
             products[node.outputs[0]], positions[node.outputs[0]] = joined, position
             made[position] = joined
         elif node.kind == "Add" and (found := _with_bias(node, products, reads, tensors)) is not None:
@@ -48,7 +49,7 @@ def _with_bias(
     node: OnnxNode, products: Mapping[str, OnnxNode], reads: Mapping[str, int], tensors: Mapping[str, NDArray]
 ) -> OnnxNode | None:
     """Return the operands of a product and the bias that a node adds, named by the product; None for another node."""
-    for value, bias in (node.inputs, node.inputs[::-1]):
+    for value, bias in (node.inputs, node.inputs[::-1]) if len(node.inputs) == 2 else ():
         product = products.get(value)
         if product is None or len(product.inputs) != 2 or reads[value] != 1 or bias not in tensors:
             continue

@@ -7,14 +7,14 @@ sizes. What follows from known values alone is computed at once and is no node o
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from graphwright.array import NDArray
+from graphwright.array import DType, NDArray
 from graphwright.autograd import Parameter, Tensor, as_tensor, stack
 from graphwright.autograd.recorder import active_recorder, labelled, scope
 from graphwright.errors import GraphwrightError
@@ -134,7 +134,8 @@ class LoweredGraph:
         constant = all(v is None or (isinstance(v, Tensor) and known(v)) for v in operands)
         if constant and (not fold or sum(prod(v.shape) for v in operands if v is not None) > _LARGEST_FOLD):
             operands = [v if v is None or i in row.known else _recorded(v) for i, v in enumerate(operands)]
-        result = row.function(*(_operand(row, i, v, constant) for i, v in enumerate(operands)), **options)
+        kinds = {v.dtype for v in operands if isinstance(v, Tensor) and not (known(v) and not v.ndim)}
+        result = row.function(*(_operand(row, i, v, kinds) for i, v in enumerate(operands)), **options)
         return result if isinstance(result, tuple) else (result,)
 
     def _sizes(self, node: OnnxNode, operands: list[Any], options: dict[str, Any]) -> Any:
@@ -159,8 +160,8 @@ def _resolved_sizes(value: np.ndarray) -> Any:
     return known_sizes([int(v) if isinstance(v, np.integer) else v for v in entries], value.shape)
 
 
-def _operand(row: OperatorRow, position: int, value: Any, constant: bool) -> Any:
-    """Return an operand as the function of a row takes it."""
+def _operand(row: OperatorRow, position: int, value: Any, kinds: Collection[DType]) -> Any:
+    """Return an operand as the function of a row takes it; `kinds`: dtypes of the operands that are not numbers."""
     if value is None or isinstance(value, list):
         return value
     if position in row.known:
@@ -173,9 +174,8 @@ def _operand(row: OperatorRow, position: int, value: Any, constant: bool) -> Any
         return Tensor(value.data).numpy()
     if _named(value):
         return value.item() if row.numbers and not value.ndim else _size_tensor(value)
-    if row.numbers and not constant and known(value) and not value.ndim and value.dtype.kind in ("float", "int"):
-        return value.item()
-    return value
+    number = row.numbers and known(value) and not value.ndim and value.dtype in kinds
+    return value.item() if number and value.dtype.kind in ("float", "int") else value
 
 
 def _size_tensor(values: np.ndarray) -> Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from math import inf, nan
 from typing import Any
 
 from graphwright.array import DType, bool_, float32
-from graphwright.autograd import Tensor, as_tensor, top
-from graphwright.models.importing.onnx_operators.table import dtype_of, equal, operator, text
+from graphwright.autograd import Tensor, top
+from graphwright.models.importing.onnx_operators.table import NotExpressible, dtype_of, equal, operator, text
 from graphwright.nn import functional
 
 equal("""
@@ -61,13 +62,17 @@ def bit_shift(a: Tensor, b: Tensor, *, direction: Any) -> Tensor:
 @operator("Max", numbers=True)
 def largest(*operands: Any) -> Tensor:
     """The largest operand."""
-    return reduce(top.maximum, map(as_tensor, operands))
+    return reduce(top.maximum, _tensors_first(operands))
 
 
 @operator("Min", numbers=True)
 def smallest(*operands: Any) -> Tensor:
     """The smallest operand."""
-    return reduce(top.minimum, map(as_tensor, operands))
+    return reduce(top.minimum, _tensors_first(operands))
+
+
+def _tensors_first(operands: Sequence[Any]) -> list[Any]:
+    return sorted(operands, key=lambda v: not isinstance(v, Tensor))
 
 
 @operator("Sum")
@@ -168,8 +173,6 @@ def dropout(
     x: Tensor, ratio: Any = None, training: Any = None, *, seed: int = 0, outputs: int
 ) -> Any:  # fmt: skip
     """Return the operand, and a mask of ones: files are imported for inference."""
-    from graphwright.models.importing.onnx_operators.table import NotExpressible
-
     if training is not None and bool(training):
         raise NotExpressible("Dropout in training mode draws random numbers", fix="export the network for inference")
     return (x, top.eq(x, x) | True) if outputs > 1 else x

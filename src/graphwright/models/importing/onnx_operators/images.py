@@ -163,12 +163,6 @@ def _weights(
     return made
 
 
-@operator("Upsample", known=(1,))
-def upsample(x: Tensor, scales: Any = None, *, mode: Any = "nearest") -> Tensor:
-    """Resample axes by factors."""
-    return resize(x, None, scales, mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
-
-
 # -- grids and regions -------------------------------------------------------------------------------------------------
 @operator("GridSample")
 def grid_sample(

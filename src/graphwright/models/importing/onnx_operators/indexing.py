@@ -105,7 +105,7 @@ def unique(x: Any, *, axis: int | None = None, sorted: int = 1) -> tuple[Tensor,
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
-@operator("ScatterElements", "Scatter")
+@operator("ScatterElements")
 def scatter_elements(x: Tensor, ids: Tensor, values: Tensor, *, axis: int = 0, reduction: Any = "none") -> Tensor:
     """Return x with y[ids[i, j], j] = values[i, j] for axis 0, or combined with the entry there."""
     return _scattered(x, axis_of(axis, x.ndim), _wrapped(ids, x.shape[axis]), values, text(reduction))

@@ -157,7 +157,7 @@ def slice_(x: Tensor, starts: Any, ends: Any, axes: Any = None, steps: Any = Non
 @operator("Concat")
 def concat(*tensors: Tensor, axis: int) -> Tensor:
     """Join tensors along an axis."""
-    return cat(tensors, axis) if tensors[1:] else next(iter(tensors))
+    return tensors[0] if len(tensors) == 1 else cat(tensors, axis)
 
 
 @operator("Split", known=(1,))
