@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import checkpoints
 import numpy as np
 import onnx
 import onnxruntime
@@ -290,6 +291,37 @@ def test_the_bundled_model_comes_back(tmp_path):
     ours, theirs = (np.asarray(p.run(feeds)["logits"]) for p in (model.program, q))
     assert np.abs(ours - theirs).max() <= 1e-6 * np.abs(ours).max()
     assert q.spec("ids").shape == ("B", "T")
+
+
+FAMILIES = ["llama", "mistral-window", "qwen2-windows", "qwen3-tied", "rope-dynamic", "rope-yarn", "llama-gelu-tanh"]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("opset", [20, 23])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_files_of_families_come_back(made, tmp_path, name, opset):
+    p = gw.open(made(name).path).program
+    q = gw.from_onnx(p.to_onnx(tmp_path / "model.onnx", opset=opset))
+    for shape in ((1, 1), (2, 7), (3, 40)):
+        feeds = {"ids": checkpoints.some_ids(shape, seed=shape[1])}
+        feeds["positions"] = np.broadcast_to(np.arange(shape[1]), shape).copy()
+        ours, theirs = (np.asarray(z.run(feeds)["logits"]) for z in (p, q))
+        assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(ours).max()
+
+
+def test_a_file_with_a_cache_comes_back(tmp_path):
+    model = gw.open("bundled")
+    path = model.program.to_onnx(tmp_path / "model.onnx", opset=23, cache=True)
+    q = gw.from_onnx(path)
+    rng = np.random.default_rng(0)
+    for past, new in ((4, 1), (3, 5)):
+        feeds = {"ids": rng.integers(0, 256, (2, new)), "positions": np.arange(past, past + new)[None].repeat(2, 0)}
+        for name in q.input_names()[2:]:
+            sizes = {"B": 2, "past": past, "T": new}
+            feeds[name] = rng.normal(size=[sizes.get(d, d) for d in q.spec(name).shape]).astype("f4")
+        (wanted,), found = run_onnx(path, [feeds]), q.run(feeds)
+        for name, array in wanted.items():
+            assert np.abs(array - np.asarray(found[name])).max() <= 1e-5 * max(np.abs(array).max(), 1.0), name
 
 
 def test_units_of_an_imported_network_are_cut_as_in_the_original(tmp_path):
