@@ -82,7 +82,11 @@ def equal(names: str, home: Any, **options: Any) -> None:
     for entry in names.split():
         name, _, other = entry.partition(":")
         function = getattr(home, other or name.lower())
-        operator(name, **options)(lambda *inputs, run=function: run(*inputs))
+        operator(name, **options)(_without_attributes(function))
+
+
+def _without_attributes(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *inputs: function(*inputs)
 
 
 # -- what rows share ---------------------------------------------------------------------------------------------------
