@@ -59,6 +59,7 @@ _PUBLIC = {
     ),
     "graph": "Graph",
     "models": "Model open",
+    "models.importing.onnx_files": "from_onnx",
     "models.importing.torch_modules": "from_torch",
     "nn": "summary",
     "nn.functional": (

@@ -414,6 +414,7 @@ from graphwright.errors import GraphwrightError as GraphwrightError
 from graphwright.graph import Graph as Graph
 from graphwright.models import Model as Model
 from graphwright.models import open as open
+from graphwright.models.importing.onnx_files import from_onnx as from_onnx
 from graphwright.models.importing.torch_modules import from_torch as from_torch
 from graphwright.nn import summary as summary
 from graphwright.nn.functional import adaptive_avg_pool1d as adaptive_avg_pool1d

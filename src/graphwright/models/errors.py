@@ -78,6 +78,10 @@ class CaptureError(GraphwrightError):
     """A torch module has no graph, for example because its code depends on values."""
 
 
+class OnnxFileError(CheckpointError, ValueError):
+    """An ONNX file is damaged, contradicts itself, or is of a version that cannot be imported."""
+
+
 class UnsupportedOperator(GraphwrightError):
     """A model has operators that cannot be imported; `operators` maps each to where it occurs."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -184,6 +185,8 @@ def compare_onnx(
     return {"onnxruntime": onnxruntime.__version__, "max_abs": worst, "max_rel": worst / scale, "tol": TOLERANCE}
 
 
+TRAINED = "graphwright.trained"
+"""Key of a file's metadata with the names of the weights that are trained, as JSON; other tensors are constants."""
 PAST, TOTAL = "past", "total"
 """Dimensions of a graph with cache: the number of cached entries, and that of cached plus new entries."""
 _IR = {20: 9, 23: 11}
@@ -220,6 +223,7 @@ def to_model(p: Program, name: str | None = None, *, opset: int = OPSET, cache: 
     opsets = [helper.make_opsetid("", opset)]
     model = helper.make_model(graph, opset_imports=opsets, producer_name="graphwright")
     model.ir_version = _IR[opset]
+    helper.set_model_props(model, {TRAINED: json.dumps(g.trained())})
     return model
 
 
@@ -418,6 +422,11 @@ class _OnnxGraph:
                 host = np.ascontiguousarray(array.to_numpy(wide)).reshape(array.shape)
                 self.tensors.append(numpy_helper.from_array(host, name))
         return self._weights[key, wide]
+
+    def trained(self) -> list[str]:
+        """Return the names of the tensors that are trainable params."""
+        keys = {self.p.key(n) for n in self.p.params() if self.p.attrs(n)["trainable"]}
+        return sorted(name for (key, _), name in self._weights.items() if key in keys)
 
     def _free(self, wanted: str) -> str:
         """Return a name that no input, output or other tensor has: `wanted`, `wanted_2`, ..."""

@@ -248,7 +248,7 @@ class _Spatial:
         if x.ndim not in (self.rank + 1, self.rank + 2):
             expected, where = f"[N, C, ...] or [C, ...] with {self.rank} spatial axes", f"{name}{self.rank}d"
             raise ShapeError("the input has a wrong number of axes", where=where, expected=expected, got=x.spec)
-        if 0 in x.shape[-self.rank - 1 :]:
+        if 0 in x.spec.shape[-self.rank - 1 :]:
             where = f"{name}{self.rank}d"
             raise ShapeError("an axis other than the batch is empty", where=where, expected="sizes >= 1", got=x.spec)
         return x.shape[-self.rank :]

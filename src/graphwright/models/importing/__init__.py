@@ -1,1 +1,1 @@
-"""Opening networks that no template describes: torch modules."""
+"""Opening networks that no template describes: torch modules and ONNX files."""
