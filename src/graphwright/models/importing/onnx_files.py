@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from math import prod
@@ -24,6 +25,8 @@ from graphwright.models.importing.onnx_joins import join_linear
 from graphwright.models.importing.onnx_lower import LoweredGraph, OnnxGraph, OnnxNode, clean
 from graphwright.models.importing.onnx_operators import OPERATORS, NotExpressible
 from graphwright.models.importing.onnx_operators.table import MOST_ENTRIES, dtype_of, type_name
+from graphwright.models.importing.recover import recover as recover_meaning
+from graphwright.models.importing.report import Imported
 from graphwright.models.onnx import TRAINED
 from graphwright.program.builder import record
 from graphwright.program.patterns import adopt_all
@@ -49,18 +52,20 @@ Shape = Sequence[int | str | None]
 
 
 def from_onnx(
-    source: StrPath | ModelProto, *, sizes: Mapping[str, Shape] | None = None, name: str | None = None
-) -> Program:
+    source: StrPath | ModelProto, *, sizes: Mapping[str, Shape] | None = None, name: str | None = None,
+    recover: bool = True,
+) -> Program:  # fmt: skip
     """Open an ONNX file as a program, which can be edited, trained, drawn and exported.
 
     Args:
-        source: path of a file, or a model in memory. Its operators are those of the opsets 13 to 25 of `ai.onnx`.
+        source: path of a file, or a model in memory. Its operators are those of the opsets 13 to 28 of `ai.onnx`.
         sizes: input -> its shape of ints and names, where the file's own are not wanted; None keeps the file's size.
             A size that the file leaves open has the file's name for it and stays variable.
         name: name of the program; by default that of the graph.
+        recover: replace regions of plain ops by the ops that they mean, each proved on random values first.
     Returns: a program whose inputs, outputs and weights have the names of the file, and whose nodes the names of its
-        nodes. Weights are floating initializers with axes; they are mapped from the file where it stores them outside,
-        and copied before an edit or a training step writes them.
+        nodes; `program.imported` reports what was recovered. Weights are floating initializers with axes; they are
+        mapped from the file where it stores them outside, and copied before an edit or a training step writes them.
     Raises: UnsupportedOperator naming all operators that cannot be imported; OnnxFileError for a damaged file;
         ModelNotFound; UsageError for sizes that do not fit; MissingExtra.
 
@@ -71,12 +76,12 @@ def from_onnx(
     graph, shapes = _read(model, folder)
     wanted = _shapes(shapes, sizes or {})
     lowered = LoweredGraph(graph)
-    program = _traced(lowered, wanted)
+    program = _traced(lowered, wanted, recover)
     program.name = name or model.graph.name or "onnx"
     return program
 
 
-def _traced(lowered: LoweredGraph, inputs: Mapping[str, tuple[Shape, Any]]) -> Program:
+def _traced(lowered: LoweredGraph, inputs: Mapping[str, tuple[Shape, Any]], recover: bool) -> Program:
     """Record a graph for inputs of these shapes and dtypes."""
     names = list(dict.fromkeys(n for shape, _ in inputs.values() for n in shape if isinstance(n, str)))
     labels = _distinct(inputs)
@@ -96,7 +101,10 @@ def _traced(lowered: LoweredGraph, inputs: Mapping[str, tuple[Shape, Any]]) -> P
             first = first or error
             continue
         join_residuals(program, {program.node(recorder.program.path(n)) for n in recorder.recomputed.backward})
+        found = recover_meaning(program) if recover else None
         adopt_all(program)
+        operators = Counter(node.kind for node in lowered.graph.nodes)
+        program.imported = Imported.of("ONNX file", operators, found, {})
         return program
     assert first is not None
     if names:
