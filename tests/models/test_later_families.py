@@ -26,6 +26,7 @@ from graphwright.models.open import config_from, create
 from graphwright.models.stacks import join
 from graphwright.nn.functional import cross_entropy
 from graphwright.safetensors import TensorData
+from seeds import DEEP
 
 IDS = some_ids((2, 21))
 PADDED = np.stack([np.arange(21) >= 6, np.ones(21, bool)])
@@ -208,8 +209,11 @@ def test_gradients_of_all_weights_equal_torch(checkpoint: Made) -> None:
         assert relative(grad, theirs[key]) < 1e-4, key
 
 
-def test_an_export_is_confirmed_in_a_clean_process(checkpoint: Made, name: str, tmp_path: Path, warm: None) -> None:
-    m = gw.open(checkpoint.path)
+@pytest.mark.parametrize("name", LATER if DEEP else ["gemma2", "phi3", "gpt2"])
+def test_an_export_is_confirmed_in_a_clean_process(
+    name: str, made: Callable[[str], Made], tmp_path: Path, warm: None
+) -> None:
+    m = gw.open(made(name).path)
     m.select("layers.0.mlp").neurons[3:20].prune()
     receipt = m.export(tmp_path / "out", prompts=[IDS[0, :9]], timed=False, check="required")
     assert (receipt.level, receipt.confirmed) == (3, True)

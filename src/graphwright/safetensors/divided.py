@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-import numpy as np
-
 from graphwright.safetensors.header import TensorInfo
 from graphwright.safetensors.reader import Checkpoint, TensorFile
 
@@ -33,6 +31,8 @@ class _DividedFile(TensorFile):
         """Return the bytes of a tensor as a [nbytes] uint8 view, as `TensorFile.bytes`; of columns, as a copy."""
         if key not in self._columns:
             return super().bytes(key)
+        import numpy as np  # late: reading headers needs no arrays
+
         name, columns = self._columns[key]
         stored = np.frombuffer(self.whole.bytes(name), np.uint8).reshape(*self.whole.info(name).shape, -1)
         return np.ascontiguousarray(stored[:, columns].swapaxes(0, 1)).reshape(-1).data
