@@ -148,6 +148,53 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """The same for families with routed layers."""
 
+LATER_CLASSES = {
+    **{"gemma": ("Gemma", "GemmaForCausalLM"), "gemma2": ("Gemma2", "Gemma2ForCausalLM")},
+    **{"gemma3": ("Gemma3Text", "Gemma3ForCausalLM"), "phi3": ("Phi3", "Phi3ForCausalLM")},
+    **{"olmo2": ("Olmo2", "Olmo2ForCausalLM"), "olmo3": ("Olmo3", "Olmo3ForCausalLM")},
+    "gpt2": ("GPT2", "GPT2LMHeadModel"),
+}
+"""Family -> beginning of the name of its config, and its class of transformers."""
+LATER: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("gemma", {"head_dim": 10}),
+    "gemma2": (
+        "gemma2",
+        {
+            **{"head_dim": 10, "sliding_window": 5, "query_pre_attn_scalar": 7, "attention_bias": True},
+            **{"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+        },
+    ),
+    "gemma3": (
+        "gemma3",
+        {
+            **{"head_dim": 14, "sliding_window": 5, "query_pre_attn_scalar": 7},
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+    ),
+    "phi3": (
+        "phi3",
+        {
+            **{"sliding_window": 9, "original_max_position_embeddings": 48, "pad_token_id": None},
+            "rope_parameters": {
+                **{"rope_type": "longrope", "partial_rotary_factor": 0.75},
+                **{"short_factor": [1.0, 1.1, 1.3], "long_factor": [1.0, 2.0, 4.0]},
+            },
+        },
+    ),
+    "olmo2": ("olmo2", {"attention_bias": True, "pad_token_id": None}),
+    "olmo3": (
+        "olmo3",
+        {
+            **{"sliding_window": 5, "pad_token_id": None},
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+        },
+    ),
+    "gpt2": ("gpt2", {"n_inner": 76}),
+}
+"""The same for families whose blocks differ from Llama's; one checkpoint has all that is unusual of a family."""
+
 
 @dataclass(frozen=True)
 class Made:
@@ -176,14 +223,18 @@ class Made:
 
 def make(path: Path, family: str, *, dtype: str = "float32", shard: str = "5GB", seed: int = 0, **fields: Any) -> Made:
     """Write a checkpoint with random weights."""
-    name = CLASSES[family]
-    config = getattr(transformers, f"{name}Config")(**{**SIZES, **fields})
+    settings, name = LATER_CLASSES.get(family) or (CLASSES[family], f"{CLASSES[family]}ForCausalLM")
+    config = getattr(transformers, f"{settings}Config")(**{**SIZES, **fields})
     config._attn_implementation = "eager"
-    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    kind = getattr(transformers, name)
+    model, later = kind(config).eval(), family in LATER_CLASSES
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for key, p in model.named_parameters():
             norm = key.endswith("norm.weight")
+            if later:
+                p.copy_(torch.randn(p.shape, generator=generator) * (0.3 if p.dim() == 1 else 2 * p.shape[-1] ** -0.5))
+                continue
             p.copy_(torch.randn(p.shape, generator=generator) * (0.3 if norm or p.dim() == 1 else p.shape[-1] ** -0.5))
             if norm:
                 p.add_(1.0)
@@ -191,7 +242,6 @@ def make(path: Path, family: str, *, dtype: str = "float32", shard: str = "5GB",
                 p.mul_(p.shape[-1] ** 0.5)
     model.to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=shard)
     if dtype != "float32":  # read again: .to() rounded the rotary frequencies too
-        kind = getattr(transformers, f"{name}ForCausalLM")
         model = kind.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
     return Made(path, model)
 

@@ -23,7 +23,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], checkpoint
 
     def get(name: str) -> checkpoints.Made:
         if name not in found:
-            family, fields = {**checkpoints.FEATURES, **checkpoints.MIXTURES}[name]
+            family, fields = {**checkpoints.FEATURES, **checkpoints.MIXTURES, **checkpoints.LATER}[name]
             found[name] = checkpoints.make(tmp_path_factory.mktemp(name), family, **fields)
         return found[name]
 

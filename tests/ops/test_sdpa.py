@@ -54,13 +54,15 @@ def attention(draw) -> tuple[list[np.ndarray], dict]:
         "causal": causal,
         "window": window,
         "optional": tuple(optional),
+        "softcap": draw(st.sampled_from([None, None, 0.7])),
     }
 
 
 def _case(queries: int, keys: int, window: int | None, *, heads: int = 4, groups: int = 2, **extra: np.ndarray):
     rng = np.random.default_rng(5)
     inputs = [rng.normal(size=(2, heads, queries, 3)), *(rng.normal(size=(2, groups, keys, n)) for n in (3, 2))]
-    return [*inputs, *extra.values()], {"scale": 0.5, "causal": True, "window": window, "optional": tuple(extra)}
+    attrs = {"scale": 0.5, "causal": True, "window": window, "optional": tuple(extra), "softcap": None}
+    return [*inputs, *extra.values()], attrs
 
 
 @given(case=attention())

@@ -100,7 +100,9 @@ def sdpa(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     seen = visible(q.shape[2], k.shape[2], attrs, extra)
-    scores = attrs["scale"] * q @ k.transpose(-1, -2)
+    scores, cap = attrs["scale"] * q @ k.transpose(-1, -2), attrs.get("softcap")
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
     if "bias" in extra:
         bias = extra["bias"]
         seen = seen & (bias if bias.dtype == torch.bool else bias > float("-inf"))

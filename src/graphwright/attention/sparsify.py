@@ -162,9 +162,9 @@ def _replace(e: Transaction, old: NodeId, pattern: Pattern, table: Value) -> Non
         return Value(e.add_op(op, operands, given, p.free_name(f"{path}.{label}")))
 
     if "key_mask" in extra:
-        q, k = hide_keys(p, add, q, k, extra["key_mask"], attrs["scale"])
+        q, k = hide_keys(p, add, q, k, extra["key_mask"], attrs["scale"], attrs["softcap"])
     operands, optional = [q, k, v, table], ()
     if "q_start" in extra:
         operands, optional = [*operands, extra["q_start"]], ("q_start",)
-    given = {"scale": attrs["scale"], "planes": pattern.planes, "optional": optional}
+    given = {"scale": attrs["scale"], "softcap": attrs["softcap"], "planes": pattern.planes, "optional": optional}
     take_over(e, old, Value(e.add_op("block_sdpa", operands, given, p.free_name(f"{path}.block"))).node)

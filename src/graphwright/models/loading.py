@@ -10,6 +10,7 @@ from graphwright.array import BY_TAG, CPU, DType, NDArray, Storage, dtype, empty
 from graphwright.autograd import Parameter, Variable
 from graphwright.models.architectures.architecture import Architecture, Config
 from graphwright.models.errors import TensorMismatch, UnsupportedDType
+from graphwright.models.stacks import stack_of, stacked_shape
 from graphwright.program.builder import Builder
 from graphwright.safetensors import Checkpoint
 
@@ -29,11 +30,11 @@ def match_keys(family: Architecture, dims: Any, checkpoint: Checkpoint, config: 
     have = set(checkpoint)
     written = _prefixing(family.prefix, have)
     keys: dict[str, str] = {}
-    missing, misshapen = [], []
+    missing, misshapen = [], list[str]()
     for path, key, shape, names in family.weights(dims):
         stored = written(key)
         if stored not in have:
-            missing.append(stored)
+            missing.append(key)
             if len(missing) > MOST_MISSING:
                 have.clear()  # the keys that were not compared are not unexpected
                 break
@@ -44,6 +45,7 @@ def match_keys(family: Architecture, dims: Any, checkpoint: Checkpoint, config: 
             misshapen.append(f"{stored}: config says {list(shape)} ({fields}), the file has {found}")
     left = have - set(keys.values())
     unexpected = sorted(key for key in left if not any(re.search(p, key) for p in family.ignored))
+    missing = _missing_tensors(family, dims, missing, checkpoint, written, unexpected, misshapen)
     if getattr(dims, "tied", False) and written(TIED_HEAD) in unexpected:
         unexpected.remove(written(TIED_HEAD))  # a copy of the embedding
     if missing or unexpected or misshapen:
@@ -53,6 +55,31 @@ def match_keys(family: Architecture, dims: Any, checkpoint: Checkpoint, config: 
                              where=str(config.path.parent), missing=missing, unexpected=unexpected, misshapen=misshapen,
                              fix="compare config.json with the weights: graphwright inspect DIR --tensors")  # fmt: skip
     return keys
+
+
+def _missing_tensors(
+    family: Architecture, dims: Any, keys: list[str], checkpoint: Checkpoint, written: Callable[[str], str],
+    unexpected: list[str], misshapen: list[str],
+) -> list[str]:  # fmt: skip
+    """Return the names in a file of the family's missing `keys`, where the class may have several in one tensor.
+
+    A tensor that the file has in a shape that cannot be divided is moved from `unexpected` to `misshapen`.
+    """
+    found: dict[str, None] = {}
+    divided: set[str] = set()
+    for key in keys:
+        of = stack_of(family, key)
+        name = written(key if of is None else of[1])
+        if of is None or name not in unexpected:
+            found.setdefault(name)
+            continue
+        unexpected.remove(name)
+        divided.add(name)
+        shapes = family.shapes(dims)
+        wanted = list(stacked_shape(of[0], [shapes[part] for part in of[0].parts]))
+        has, count = list(checkpoint.info(name).shape), len(of[0].parts)
+        misshapen.append(f"{name}: config says {wanted} (of {count} weights), the file has {has}")
+    return [name for name in found if name not in divided]
 
 
 def template_keys(family: Architecture, dims: Any, known: Mapping[str, str]) -> dict[str, str]:

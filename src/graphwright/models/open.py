@@ -86,8 +86,8 @@ def _open(
     config = Config.read(directory)
     checkpoint = Checkpoint(source)
     family = family_of(config, compute, tuple(checkpoint), trust_code) if arch is None else arch
-    checkpoint = divide(checkpoint, family)
     dims = family.read(config)
+    checkpoint = divide(checkpoint, family, dims)
     keys = match_keys(family, dims, checkpoint, config)
     program = build(family, dims, keys, checkpoint, dtype, compute, directory.name)
     found = find_tokenizer(directory, config, dims.vocab) if tokenizer else None
@@ -199,7 +199,8 @@ def resolve(path: str | os.PathLike[str]) -> Path:
 def create(config: Config, *, seed: int = 0, compute: str = "float32", tokenizer: Tokenizer | None = None) -> Model:
     """Create a model of a config's family with random float32 weights.
 
-    Matrices are N(0, `initializer_range`²), norms 1 and biases 0. Each weight draws from the Philox stream of its name.
+    Matrices are N(0, `initializer_range`²), norms scale by 1 and biases are 0. Each weight draws from the Philox stream
+    of its name.
     Without `tokenizer`, a model of 256 tokens gets the byte tokenizer.
     Raises: ConfigError, UnsupportedArchitecture; TokenizerMismatch for a tokenizer with more tokens than `vocab_size`.
     """
@@ -209,9 +210,9 @@ def create(config: Config, *, seed: int = 0, compute: str = "float32", tokenizer
         check_size(tokenizer.size, dims.vocab, config.path)
     std = config.number("initializer_range", 0.02)
     b = Builder(config.path.parent.name)
-    params, keys = {}, {}
+    params, keys, norm = {}, {}, 0.0 if getattr(dims, "norm", "") == "rms_offset" else 1.0
     for path, key, shape, _ in family.weights(dims):
-        params[path] = b.param(path, Parameter(_initial(path, shape, std, seed), True, key), key=key)
+        params[path] = b.param(path, Parameter(_initial(path, shape, std, seed, norm), True, key), key=key)
         keys[path] = key
     family.build(b, dims, params, array_dtype(compute))
     if tokenizer is None and dims.vocab == 256:
@@ -219,11 +220,11 @@ def create(config: Config, *, seed: int = 0, compute: str = "float32", tokenizer
     return Model(b.build(), family, dims, config, None, config.path.parent, keys, tokenizer, compute)
 
 
-def _initial(path: str, shape: tuple[int, ...], std: float, seed: int) -> NDArray:
+def _initial(path: str, shape: tuple[int, ...], std: float, seed: int, norm: float) -> NDArray:
     if path.endswith(".bias"):
         return from_numpy(np.zeros(shape, np.float32))
     if len(shape) == 1:
-        return from_numpy(np.ones(shape, np.float32))
+        return from_numpy(np.full(shape, norm, np.float32))
     values = random.normal(int(np.prod(shape)), seed=seed, stream=random.stream_of(path)).reshape(shape)
     return from_numpy(values * np.float32(std))
 

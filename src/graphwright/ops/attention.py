@@ -254,6 +254,7 @@ _ATTRS = {
     "causal": Attr(bool, True),
     "window": _WINDOW,
     "optional": Attr(tuple[Literal["key_mask", "q_start", "bias"], ...], ()),
+    "softcap": Attr(Positive | None, None, added=True),
 }
 
 
@@ -282,16 +283,19 @@ def _onnx_mask(u: OnnxUse) -> str:
 
 def _without_padding(ins: Sequence[Spec], attrs: Attrs) -> bool:
     # a query that sees no key gives 0 here and NaN there; only padding and biases make such queries
-    return all_float32(ins[:3], attrs) and not {"key_mask", "bias"} & set(attrs["optional"])
+    masked = {"key_mask", "bias"} & set(attrs["optional"])
+    return all_float32(ins[:3], attrs) and not masked and attrs["softcap"] is None
 
 
 def _attention_arguments(
-    ins: Sequence[Spec], scale: float, causal: bool, window: int | None, optional: Sequence[str]
+    ins: Sequence[Spec], scale: float, causal: bool, window: int | None, optional: Sequence[str], softcap: float | None
 ) -> tuple | None:
-    """Return (query heads per key head, scale, and the window if there is one); None for attention with masks."""
+    """Return (query heads per key head, scale, and window and softcap if they are set); None with masks."""
     if optional or not causal:  # masks and starts are known at run time, and caches hold the past only
         return None
     groups = int(ins[0].shape[1]) // int(ins[1].shape[1])
+    if softcap is not None:
+        return groups, scale, window, softcap
     return (groups, scale) if window is None else (groups, scale, window)
 
 
@@ -303,7 +307,8 @@ class Sdpa(Row):
     padding), `q_start` int64 (the index of the first query among the keys; Tk - Tq without it), `bias` [B, H, Tq, Tk]
     or 1 for any of these sizes: floating, added to the scores, -inf hides a key, or bool, false hides a key. If
     `causal`, query i sees key j iff j ≤ q_start + i, with a window w also j > q_start + i - w: w keys, the query's own
-    included. A query that sees no key gives 0.
+    included. A query that sees no key gives 0. With a softcap c, scores s become c·tanh(s / c) before a bias is added,
+    in the dtype of q.
     """
 
     arity, attrs, saves = (3, 6), _ATTRS, Saves(inputs=(0, 1, 2, 3, 4, 5), outputs=(0,))
@@ -312,7 +317,7 @@ class Sdpa(Row):
     vm, onnx_23 = attention_forms.SDPA, WholeNode(_without_padding, _attention_node)
     cost = lambda ins, outs, attrs: Cost(_flops(*ins[:3]), sum(i.nbytes for i in ins), outs[0].nbytes)
 
-    def infer(q, k, v, *extra, scale, causal, window, optional):
+    def infer(q, k, v, *extra, scale, causal, window, optional, softcap):
         _check(q, k, v, extra, optional)
         return Spec((*q.shape[:3], v.shape[3]), q.dtype)
 
@@ -329,13 +334,14 @@ class Sdpa(Row):
         groups, low = k.shape[1], q.dtype
         q = call("unflatten", q, axis=1, sizes=(groups, q.shape[1] // groups))
         k, v = (call("unsqueeze", t, axes=(2,)) for t in (k, v))
-        scores = as_dtype(call("matmul", q, transposed(k)) * attrs["scale"], float32 if low.is_low else low)
-        weights = as_dtype(_probabilities(scores, ins, attrs), low)
+        scores = _capped(call("matmul", q, transposed(k)) * attrs["scale"], attrs)
+        weights = as_dtype(_probabilities(as_dtype(scores, float32 if low.is_low else low), ins, attrs), low)
         return call("flatten", call("matmul", weights, v), start=1, end=2)
 
     def sample(rng):
         q, k, v = (rng.normal(size=(2, h, 4, d)) for h, d in ((4, 3), (2, 3), (2, 5)))
-        return [q, k, v], {"scale": 0.5, "window": 3 if rng.random() < 0.5 else None}
+        window, softcap = (some if rng.random() < 0.5 else None for some in (3, 0.8))
+        return [q, k, v], {"scale": 0.5, "window": window, "softcap": softcap}
 
     def axes(u: AxesUse):
         q, k, v, *extra = u.ins
@@ -353,6 +359,12 @@ class Sdpa(Row):
         return [(*q[:3], v[3])]
 
 
+def _capped(scores, attrs):
+    """Return the scores after the softcap, if there is one."""
+    cap = attrs["softcap"]
+    return scores if cap is None else call("tanh", scores / cap) * cap
+
+
 def _probabilities(scores, ins, attrs):
     """Return the softmax of scores [B, G, H / G, Tq, Tk] of `sdpa`, whose operands are `ins`."""
     extra, mask = dict(zip(attrs["optional"], ins[3:], strict=True)), _visible(ins, attrs)
@@ -368,7 +380,7 @@ def _probabilities(scores, ins, attrs):
 
 
 def _score_slopes(ins, out, g, attrs):
-    """Return the gradient of the scores before `scale` and the probabilities, both [B, G, H / G, Tq, Tk].
+    """Return the gradient of the scores after the softcap, the probabilities and these scores, [B, G, H / G, Tq, Tk].
 
     The operands are those of `sdpa`, its result and the gradient of that; computed in float32 or wider.
     """
@@ -377,9 +389,10 @@ def _score_slopes(ins, out, g, attrs):
     shared = (k.shape[1], q.shape[1] // k.shape[1])
     q, out, g = (call("unflatten", t, axis=1, sizes=shared) for t in (q, out, g))
     k, v = (call("unsqueeze", t, axes=(2,)) for t in (k, v))
-    p = _probabilities(call("matmul", q, transposed(k)) * attrs["scale"], ins, attrs)
+    scores = _capped(call("matmul", q, transposed(k)) * attrs["scale"], attrs)
+    p = _probabilities(scores, ins, attrs)
     inner = call("sum", g * out, axes=(4,), keepdims=True)
-    return p * (call("matmul", g, transposed(v)) - inner), p
+    return p * (call("matmul", g, transposed(v)) - inner), p, scores
 
 
 def _reduced(slopes, shape):
@@ -417,7 +430,7 @@ class SdpaBackward(Backward):
     vjp, why = None, {"vjp": "second derivatives are those of its expansion, which replaces it where they are needed"}
     vm, results = attention_forms.SDPA, ("dq", "dk", "dv")
 
-    def infer(q, k, v, *rest, scale, causal, window, optional):
+    def infer(q, k, v, *rest, scale, causal, window, optional, softcap):
         *extra, out, grad = rest
         _check(q, k, v, tuple(extra), optional)
         want = Spec((*q.shape[:3], v.shape[3]), q.dtype)
@@ -427,8 +440,11 @@ class SdpaBackward(Backward):
 
     def expand(ins, attrs):
         low, shared = ins[0].dtype, (ins[1].shape[1], ins[0].shape[1] // ins[1].shape[1])
-        ds, p = _score_slopes(ins[:-2], ins[-2], ins[-1], attrs)
+        ds, p, scores = _score_slopes(ins[:-2], ins[-2], ins[-1], attrs)
         ds = ds * attrs["scale"]
+        if attrs["softcap"] is not None:
+            bent = scores / attrs["softcap"]
+            ds = ds * (1.0 - bent * bent)
         q, k, g = (as_dtype(t, p.dtype) for t in (*ins[:2], ins[-1]))
         q, g = (call("unflatten", t, axis=1, sizes=shared) for t in (q, g))
         k = call("unsqueeze", k, axes=(2,))

@@ -44,10 +44,15 @@ PerAxis = int | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Attr:
-    """An attribute of an op: the annotation of its values, and its default; `...` marks a required attribute."""
+    """An attribute of an op: the annotation of its values, and its default; `...` marks a required attribute.
+
+    An attribute that an op got after programs were saved is `added`: hashes leave it out if it has its default, and
+    files may lack it.
+    """
 
     kind: Any
     default: Any = ...
+    added: bool = False
 
     def fits(self, value: Any) -> bool:
         """Return True if a value has exactly the annotated type: no int for a float, no bool for an int."""

@@ -98,7 +98,9 @@ def _rms_node(u: OnnxUse) -> str:
 
 
 def _rms_arguments(ins: Sequence[Spec], eps: float, unit_offset: bool, cast_before_scale: bool) -> tuple | None:
-    return (ins[1].shape[0], eps) if cast_before_scale and not unit_offset else None
+    if cast_before_scale:
+        return None if unit_offset else (ins[1].shape[0], eps)
+    return ins[1].shape[0], eps, float(unit_offset)
 
 
 @op("rms_norm")
@@ -166,12 +168,17 @@ class RmsNorm(_Norm):
         return f"rms_norm({x}.float(), {w}.float(){offset}, {a['eps']!r}).to({x}.dtype)"
 
 
+def _layer_arguments(ins: Sequence[Spec], rank: int, eps: float) -> tuple | None:
+    return (ins[1].shape[0], eps, True, len(ins) > 2) if rank == 1 and len(ins) > 1 else None
+
+
 @op("layer_norm")
 class LayerNorm(_Norm):
     """(x - mean)/√(var + eps)·w + b over the last `rank` axes (Ba et al. 2016); w and b, if given, have these axes."""
 
     arity, attrs = (1, 3), {"rank": Attr(int, 1), "eps": Attr(Number, 1e-5)}
     saves, vm = Saves(inputs=(0, 1)), forms.LAYER_NORM
+    torch_module = TorchModule("nn.LayerNorm", lambda ins, a: _layer_arguments(ins, **a), {1: "weight", 2: "bias"})
     emit = lambda i, a: _emit_norm("F.layer_norm", i[0], f"{i[0]}.shape[-{a['rank']}:]", i[1:], a)
 
     def infer(x, *scale, rank, eps):

@@ -178,6 +178,7 @@ class Op:
     schema: Mapping[str, Attr]  # attribute names with types and defaults: the field `attrs` of the definition
     all_fit: Callable[..., bool]  # attributes as keywords -> whether each value has its type; made from the schema
     sized: Sequence[str]  # names of the attributes that may be computed from named sizes; made from the schema
+    added: Sequence[str]  # names of the attributes that older files lack; made from the schema
     infer: Infer  # specs of the operands and the attributes -> spec or specs of the results
     # layout of the operand and attributes -> layout of the result over the same memory, or None when it must copy;
     # the field is None for ops that compute
@@ -348,6 +349,7 @@ def op(name: str) -> Callable[[Definition], Definition]:
                              fix='attrs = {"slope": Attr(float, 0.01)}')  # fmt: skip
         given["all_fit"] = all_fit(schema)
         given["sized"] = tuple(key for key, value in schema.items() if names_sizes(value.kind))
+        given["added"] = tuple(key for key, value in schema.items() if value.added)
         given["attrs"] = {key: value.default for key, value in schema.items()}
         given.setdefault("view", None)
         given.setdefault("saves", Saves())

@@ -15,6 +15,7 @@ import numpy as np
 
 from graphwright.array import DType, Spec, dtype
 from graphwright.errors import UsageError
+from graphwright.ops import OPS
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
@@ -66,6 +67,14 @@ def _decode(value: Any) -> Any:
     return tuple(_decode(v) for v in value) if isinstance(value, list) else value
 
 
+def _hashed(op: str, attrs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the attributes without those that the op got later and that have their default."""
+    row = OPS.get(op)
+    if row is None or not row.added:
+        return attrs
+    return {name: value for name, value in attrs.items() if name not in row.added or value != row.attrs[name]}
+
+
 class StructureHash:
     """Sum modulo 2²⁵⁶ of one digest per node; after a change, a node's old digest is subtracted and its new one added.
 
@@ -105,7 +114,7 @@ class StructureHash:
     def _digest(self, node: NodeId) -> int:
         p = self._program
         specs, reads = [s.to_json() for s in p.specs(node)], [[p.path(v.node), v.port] for v in p.operands(node)]
-        record = [p.path(node), p.op(node), encode_attrs(p.attrs(node)), specs, reads]
+        record = [p.path(node), p.op(node), encode_attrs(_hashed(p.op(node), p.attrs(node))), specs, reads]
         text = _ENCODER.encode(record)
         return int.from_bytes(blake2b(text.encode(), digest_size=32).digest(), "little")
 

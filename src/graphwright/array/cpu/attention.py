@@ -66,15 +66,17 @@ class _Attention:
 
     Query i, at position p = start + i, sees key j if j is no padding, j <= p (if causal) and j > p - w (for window w).
     A bias is added to the scores; where it is false or -inf, it hides a key.
+    With a softcap, `slopes` receives the derivatives of the scores after it by those before.
     """
 
-    def __init__(self, ins: Tensors, attrs: Attrs, work: Tensors) -> None:
+    def __init__(self, ins: Tensors, attrs: Attrs, work: Tensors, slopes: torch.Tensor | None = None) -> None:
         (q, k), extra = ins[:2], dict(zip(attrs["optional"], ins[3:], strict=False))
         self.mask, self.blind, self.padded, self.base, self.row, self.edge, self.outside, self.bound = work[:8]
         self.peak, self.wide, self.low = work[8], work[9], work[10] if len(work) > 10 else None
         self.p = self.wide if self.low is None else self.low
         self.grouped = _grouped(self.p, k.shape[1])
-        self.scale, self.causal, window = attrs["scale"], attrs["causal"], attrs["window"]
+        self.scale, self.causal, window, cap = (attrs[name] for name in ("scale", "causal", "window", "softcap"))
+        self.cap, self.one, self.slopes = None if cap is None else number(cap, self.p), number(1.0, self.p), slopes
         queries, keys = q.shape[-2], k.shape[-2]
         self.column, self.first = torch.arange(keys), torch.arange(queries).unsqueeze(1)
         self.start, self.width = extra.get("q_start"), None if window is None else number(window, self.column)
@@ -114,6 +116,8 @@ class _Attention:
             torch.logical_not(self.padding[batch], out=self.padded)
             self._bounded(torch.logical_or(self.base, self.padded, out=self.mask))
         torch.baddbmm(self.grouped, q, k, beta=0, alpha=self.scale, out=self.grouped)
+        if self.cap is not None:
+            self._bend(self.cap)
         if self.low is not None:
             self.wide.copy_(self.low)
         if self.masked:  # a minimum takes an eighth of the time of masked_fill_ with a mask for all heads
@@ -131,6 +135,13 @@ class _Attention:
         else:
             self.wide.add_(bias)
         torch.eq(torch.amax(self.wide, -1, True, out=self.peak), -inf, out=self.blind)
+
+    def _bend(self, cap: torch.Tensor) -> None:
+        """Replace scores s by cap·tanh(s / cap)."""
+        self.p.div_(cap).tanh_()
+        if self.slopes is not None:
+            torch.mul(self.p, self.p, out=self.slopes).neg_().add_(self.one)
+        self.p.mul_(cap)
 
     def clear(self, rows: torch.Tensor) -> None:
         """Set the rows of queries that see no key to zero in a tensor [H, Tq, .]."""
@@ -176,18 +187,21 @@ def sdpa(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 def _backward_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
     q, scores = ins[0], _score_work(outs, ins, attrs)
     rows = Spec((q.shape[1], q.shape[2], 1), q.dtype)
-    return [*scores, scores[-1], Spec((*q.shape[1:3], ins[2].shape[-1]), q.dtype), rows]
+    slopes = [] if attrs["softcap"] is None else scores[-1:]
+    return [*slopes, *scores, scores[-1], Spec((*q.shape[1:3], ins[2].shape[-1]), q.dtype), rows]
 
 
 @kernel("sdpa_backward", work=_backward_work)
 def sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """Compute dq, dk, dv from q, k, v, optional operands, the output and its gradient; P is computed again.
 
-    Dm = rowsum(dO ⊙ O); dV = Pᵀ dO; dS = P ⊙ (dO Vᵀ - Dm); dQ = scale · dS K; dK = scale · dSᵀ Q.
+    Dm = rowsum(dO ⊙ O); dV = Pᵀ dO; dS = P ⊙ (dO Vᵀ - Dm), times the slopes of a softcap; dQ = scale · dS K;
+    dK = scale · dSᵀ Q.
     """
     *ins, out, grad = ins
+    slopes, work = (None, work) if attrs["softcap"] is None else (work[0], work[1:])
     (q, k, v), (dq, dk, dv), (*scores, ds, product, row) = ins[:3], outs, work
-    a, scale, groups = _Attention(ins, attrs, scores), attrs["scale"], k.shape[1]
+    a, scale, groups = _Attention(ins, attrs, scores, slopes), attrs["scale"], k.shape[1]
     transposed, dsg, dst = a.grouped.transpose(1, 2), _grouped(ds, groups), _grouped(ds, groups).transpose(1, 2)
     parts = [
         (
@@ -206,6 +220,8 @@ def sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> C
             torch.bmm(transposed, gb, out=dvb)
             torch.bmm(gb, values, out=dsg)
             ds.sub_(row).mul_(a.p)
+            if slopes is not None:
+                ds.mul_(slopes)
             torch.baddbmm(dqb, dsg, kb, beta=0, alpha=scale, out=dqb)
             torch.baddbmm(dkb, dst, qb, beta=0, alpha=scale, out=dkb)
 

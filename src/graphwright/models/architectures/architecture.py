@@ -124,16 +124,21 @@ class WeightKey:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A tensor that some checkpoints have instead of several weights.
+    """A tensor that checkpoints have instead of several weights, one below the other.
 
     Attributes:
         key: name in these checkpoints; `{i}` is the layer.
         parts: keys of the weights, as in `WeightKey`. With `{e}`, the tensor has a row per expert, and in it these
-            weights of the expert, one below the other.
+            weights of the expert.
+        transposed: whether the tensor is the transpose of that.
+        own: whether the family's class has this tensor, so that every export does; else exports have it if the
+            checkpoint does.
     """
 
     key: str
     parts: tuple[str, ...]
+    transposed: bool = False
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +158,7 @@ class Architecture:
         multiples: pairs (a, b): the config class requires dimension a to be a multiple of dimension b.
         attributes: dict from attribute of an op, such as `topk.k`, to the dimension that it holds.
         spellings: dict from config field to another name of it; a config that has that name keeps it.
-        stacks: tensors that checkpoints may have instead of separate weights; such files keep their form.
+        stacks: tensors that checkpoints have instead of separate weights; such files keep their form.
         notes: function from a config to notes for who opens it.
         buffers: paths of weights that are not trained, such as running statistics; they are consts of the program.
         imported: report of how a class without a template was captured.
@@ -182,7 +187,7 @@ class Architecture:
         """Yield (param path, checkpoint key, shape, dimension names of its axes) of each weight, for sizes `dims`."""
         for row in self.keys:
             given = getattr(dims, row.when) if row.when else True
-            shape = tuple(prod(size_of(dims, name) for name in d.split("*")) for d in row.dims)
+            shape = _shape(row, dims)
             for i in range(dims.layers) if "{i}" in row.key else (0,):
                 if not (given[i] if isinstance(given, tuple) else given):
                     continue
@@ -190,10 +195,18 @@ class Architecture:
                     at = {"i": i, "e": e}
                     yield row.path.format(**at), row.key.format(**at), shape, tuple(d.format(**at) for d in row.dims)
 
+    def shapes(self, dims: Any) -> dict[str, tuple[int, ...]]:
+        """Return a dict from each key, with `{i}` and `{e}`, to the shape of the weights that have it."""
+        return {row.key: _shape(row, dims) for row in self.keys}
+
     def config_fields(self, config: Mapping[str, Any]) -> dict[str, str]:
         """Return a dict from dimension to config field, in the spelling of a config."""
         known = {name: other for name, other in self.spellings.items() if other in config}
         return {dimension: known.get(name, name) for dimension, name in self.fields.items()}
+
+
+def _shape(row: WeightKey, dims: Any) -> tuple[int, ...]:
+    return tuple(prod(size_of(dims, name) for name in d.split("*")) for d in row.dims)
 
 
 def dimension_of(name: str) -> str:

@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from graphwright.array import DType, float64
+import numpy as np
+
+from graphwright.array import DType, float32, float64
 from graphwright.models.architectures.architecture import Config, WeightKey
 from graphwright.models.architectures.rope import RopeFrequencies, read_rope
 from graphwright.models.errors import ConfigError
+from graphwright.program.weights import as_array
 
 if TYPE_CHECKING:
     from graphwright.program.builder import Builder
@@ -24,12 +27,25 @@ ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {  # by name: the values of
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Dimensions and flags of a pre-norm decoder with grouped attention and a gated MLP.
+    """Dimensions and flags of a decoder with grouped attention and a gated MLP.
 
-    heads·head_dim may differ from hidden. `activation` is applied to the MLP's gate; every RMSNorm uses `eps`.
-    `windows` has for each layer the number of keys that a query attends to, its own included, or None for no limit.
-    `positions` is the longest input that the config allows. `qk_norm` normalises each head of q and k,
-    `projection_norm` all of them together; `clip` limits the entries of q, k and v.
+    Which norms and biases a block has follows from the weights of the family: a branch may have a norm before it
+    (`norm`), after it (`post_norm`), or both.
+
+    Attributes:
+        heads, head_dim: their product may differ from hidden.
+        eps, norm: of every norm; `norm` is one of `NORMS`, or `layer` for LayerNorms.
+        activation: applied to the MLP's gate, or to the result of `up` if there is no gate.
+        rope, local_rope: of layers without and with a window; without a `local_rope`, all layers have `rope`. None if
+            no layer rotates q and k.
+        wide_rope: whether q and k in 16 bits are rotated in float32.
+        windows: for each layer the number of keys that a query attends to, its own included, or None for no limit.
+        positions: the longest input that the config allows.
+        qk_norm, projection_norm: normalise each head of q and k, or all of them together.
+        clip: limit of the entries of q, k and v.
+        embed_scale: factor of embeddings, or None.
+        score_scale: factor of scores, or of those of each layer; None for head_dim^-½.
+        score_cap, logit_cap: c in c·tanh(x / c) of scores and logits; None for no such bound.
     """
 
     vocab: int
@@ -41,7 +57,7 @@ class Decoder:
     mlp: int
     eps: float
     activation: str
-    rope: RopeFrequencies
+    rope: RopeFrequencies | None
     windows: tuple[int | None, ...]
     tied: bool
     positions: int
@@ -51,6 +67,18 @@ class Decoder:
     qk_norm: bool = False
     projection_norm: bool = False
     clip: float | None = None
+    norm: str = "rms"
+    local_rope: RopeFrequencies | None = None
+    wide_rope: bool = False
+    embed_scale: float | None = None
+    score_scale: float | tuple[float, ...] | None = None
+    score_cap: float | None = None
+    logit_cap: float | None = None
+
+    @property
+    def local(self) -> tuple[bool, ...]:
+        """Whether each layer has the rotary embedding `local_rope`."""
+        return tuple(self.local_rope is not None and window is not None for window in self.windows)
 
     @property
     def untied(self) -> bool:
@@ -64,14 +92,16 @@ Dims = TypeVar("Dims", bound=Decoder)
 def read_decoder(
     config: Config, layer_windows: Callable[[Config, int], tuple[int | None, ...]] = lambda _, layers: (None,) * layers,
     *, head_dim: int | None = None, kv_heads: int | None = None, vocab: int = 32000, longest: int = 2048,
-    eps: float = 1e-6, theta: float = 10000.0, make: type[Dims] = Decoder, **more: Any,
+    eps: float = 1e-6, theta: float = 10000.0, tied: bool = False, activation: tuple[str, str] = ("hidden_act", "silu"),
+    rope: RopeFrequencies | None = None, make: type[Dims] = Decoder, **more: Any,
 ) -> Dims:  # fmt: skip
     """Read dimensions from a config.
 
-    `head_dim`, `kv_heads`, `vocab`, `longest`, `eps` and `theta` (RoPE's base) are the family's defaults for absent
-    fields. Without such a default, or for a field that is null, kv_heads equals heads and head_dim is hidden / heads.
-    `layer_windows` maps (config, number of layers) to each layer's window or None; `more` are further fields of the
-    result, a `make`. Raises: ConfigError.
+    `head_dim`, `kv_heads`, `vocab`, `longest`, `eps`, `theta` (RoPE's base) and `tied` are the family's defaults for
+    absent fields. Without such a default, or for a field that is null, kv_heads equals heads and head_dim is
+    hidden / heads. `activation` is (config field, default). `layer_windows` maps (config, number of layers) to each
+    layer's window or None; `rope` is what the family read itself; `more` are further fields of the result, a `make`.
+    Raises: ConfigError.
     """
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads", most=1 << 20)
     layers = config.size("num_hidden_layers", least=1, most=100_000)
@@ -88,9 +118,9 @@ def read_decoder(
     return make(
         vocab=config.size("vocab_size", vocab), hidden=hidden, layers=layers, heads=heads, kv_heads=groups,
         head_dim=dim, mlp=config.size("intermediate_size"), eps=config.number("rms_norm_eps", eps, 1e38),
-        activation=config.choice("hidden_act", "silu", tuple(ACTIVATIONS)),
-        rope=read_rope(config, dim, longest=longest, theta=theta), windows=layer_windows(config, layers),
-        tied=config.flag("tie_word_embeddings", False), positions=config.size("max_position_embeddings", longest),
+        activation=config.choice(*activation, tuple(ACTIVATIONS)), windows=layer_windows(config, layers),
+        rope=read_rope(config, dim, longest=longest, theta=theta) if rope is None else rope,
+        tied=config.flag("tie_word_embeddings", tied), positions=config.size("max_position_embeddings", longest),
         **more,
     )  # fmt: skip
 
@@ -143,6 +173,25 @@ KEYS = (
 )  # fmt: skip
 
 
+def with_norms(norms: Mapping[str, str]) -> tuple[WeightKey, ...]:
+    """Return `KEYS` with other norms in a layer: dict from the norm's path in it to its name in checkpoints.
+
+    A branch, `attn` or `mlp`, has the norm `norm` before it and `post_norm` after it.
+    """
+    made = [WeightKey(f"layers.{{i}}.{path}.weight", f"model.layers.{{i}}.{name}.weight", ("hidden",))
+            for path, name in norms.items()]  # fmt: skip
+    branches = [f"layers.{{i}}.{branch}.norm.weight" for branch in ("attn", "mlp")]
+    return (*(row for row in KEYS if row.path not in branches), *made)
+
+
+NORMS: dict[str, dict[str, bool]] = {
+    "rms": {},
+    "rms_wide": {"cast_before_scale": False},
+    "rms_offset": {"unit_offset": True, "cast_before_scale": False},
+}
+"""Kind of RMSNorm -> attributes of its op: `rms_wide` scales before it rounds, `rms_offset` also by 1 + weight."""
+
+
 class DecoderBuilder:
     """Adds the ops of one decoder to a builder; params of a different dtype are cast to the compute dtype."""
 
@@ -167,8 +216,26 @@ class DecoderBuilder:
         return self.b.linear(*operands, name=path)
 
     def norm(self, x: Value, path: str) -> Value:
-        """Apply the RMSNorm of `path`."""
-        return self.b.rms_norm(x, self.weight(f"{path}.weight"), eps=self.dims.eps, name=path)
+        """Apply the norm of `path`, if there is one."""
+        if f"{path}.weight" not in self.params:
+            return x
+        d, operands = self.dims, [x, self.weight(f"{path}.weight")]
+        if d.norm in NORMS:
+            return self.b.rms_norm(*operands, eps=d.eps, name=path, **NORMS[d.norm])
+        if f"{path}.bias" in self.params:
+            operands.append(self.weight(f"{path}.bias"))
+        return self.b.layer_norm(*operands, eps=d.eps, name=path)
+
+    def scalar(self, name: str, value: float) -> Value:
+        """Add a number as a constant in the compute dtype, rounded to float32 before if that is narrower."""
+        exact = np.float64(value) if self.compute is float64 else np.float32(value)
+        return self.b.const(name, as_array(np.asarray(exact), self.compute))
+
+    def capped(self, x: Value, cap: float, path: str) -> Value:
+        """Return cap·tanh(x / cap), by nodes named `<path>.…`."""
+        b, bound = self.b, self.scalar(f"{path}.cap", cap)
+        bent = b.tanh(b.div(x, bound, name=f"{path}.share"), name=f"{path}.bent")
+        return b.mul(bent, bound, name=f"{path}.capped")
 
     def heads(self, x: Value, count: int, path: str, norm: bool) -> Value:
         """Reshape [B, T, count·D] to [B, count, T, D], by nodes named `<path>_...`; with `norm`, normalise heads."""
@@ -177,18 +244,30 @@ class DecoderBuilder:
             split = self.norm(split, f"{path}_norm")
         return self.b.permute(split, axes=(0, 2, 1, 3), name=f"{path}_heads")
 
-    def attention(self, x: Value, path: str, tables: tuple[Value, Value], window: int | None) -> Value:
-        """Return the attention branch for the residual stream `x`; `tables` are cos and sin of RoPE."""
-        b, d = self.b, self.dims
+    def rotated(self, x: Value, tables: tuple[Value, Value], path: str) -> Value:
+        """Apply a rotary embedding to the heads of q or k."""
+        b = self.b
+        if b.spec(tables[0]).dtype is self.compute:
+            return b.rope(x, *tables, name=path)
+        wide = b.rope(b.cast(x, dtype=float32, name=f"{path}.wide"), *tables, name=f"{path}.rotated")
+        return b.cast(wide, dtype=self.compute, name=path)
+
+    def attention(self, x: Value, layer: int, tables: tuple[Value, Value] | None) -> Value:
+        """Return the attention branch for the residual stream `x`; `tables` are cos and sin of RoPE, if there are."""
+        b, d, path = self.b, self.dims, f"layers.{layer}.attn"
         h = self.norm(x, f"{path}.norm")
         q, k, v = (self.projection(h, f"{path}.{name}", name != "v") for name in "qkv")
         q = self.heads(q, d.heads, f"{path}.q", d.qk_norm)
         k = self.heads(k, d.kv_heads, f"{path}.k", d.qk_norm)
         v = self.heads(v, d.kv_heads, f"{path}.v", False)
-        q, k = b.rope(q, *tables, name=f"{path}.rope_q"), b.rope(k, *tables, name=f"{path}.rope_k")
-        o = b.sdpa(q, k, v, scale=d.head_dim**-0.5, window=window, name=f"{path}.sdpa")
+        if tables is not None:
+            q, k = self.rotated(q, tables, f"{path}.rope_q"), self.rotated(k, tables, f"{path}.rope_k")
+        scale = d.head_dim**-0.5 if d.score_scale is None else d.score_scale
+        scale = scale[layer] if isinstance(scale, tuple) else scale
+        o = b.sdpa(q, k, v, scale=scale, window=d.windows[layer], softcap=d.score_cap, name=f"{path}.sdpa")
         rows = b.permute(o, axes=(0, 2, 1, 3), name=f"{path}.sdpa_rows")
-        return self.linear(b.flatten(rows, start=2, end=3, name=f"{path}.sdpa_merged"), f"{path}.o")
+        o = self.linear(b.flatten(rows, start=2, end=3, name=f"{path}.sdpa_merged"), f"{path}.o")
+        return self.norm(o, f"{path}.post_norm")
 
     def projection(self, h: Value, path: str, norm: bool) -> Value:
         """Return q, k or v before the split into heads; `norm` is False for v."""
@@ -200,12 +279,14 @@ class DecoderBuilder:
     def block(self, x: Value, layer: int) -> Value:
         """Return the branch after the attention, an MLP, for the residual stream `x`."""
         path = f"layers.{layer}.mlp"
-        return self.mlp(self.norm(x, f"{path}.norm"), path)
+        return self.norm(self.mlp(self.norm(x, f"{path}.norm"), path), f"{path}.post_norm")
 
     def mlp(self, h: Value, path: str) -> Value:
-        """Return down(act(gate h) ⊙ up h) with the matrices of `path`."""
+        """Return down(act(gate h) ⊙ up h) with the matrices of `path`, or down(act(up h)) without a gate."""
         b = self.b
         op, attrs = ACTIVATIONS[self.dims.activation]
+        if f"{path}.gate.weight" not in self.params:
+            return self.linear(b.op(op, self.linear(h, f"{path}.up"), name=f"{path}.act", **attrs), f"{path}.down")
         act = b.op(op, self.linear(h, f"{path}.gate"), name=f"{path}.act", **attrs)
         return self.linear(b.mul(act, self.linear(h, f"{path}.up"), name=f"{path}.mul"), f"{path}.down")
 
@@ -219,27 +300,46 @@ def build_decoder(
     x = b.embedding(params["embed.weight"], ids, name="embed")
     if b.spec(x).dtype is not compute:
         x = b.cast(x, dtype=compute, name="embed.cast")
-    tables = rope_tables(b, positions, dims.rope, compute)
-    for i, window in enumerate(dims.windows):
-        x = b.junction(x, block.attention(x, f"layers.{i}.attn", tables, window), name=f"layers.{i}.mid")
+    if "embed.positions.weight" in params:
+        own = b.embedding(params["embed.positions.weight"], positions, name="embed.positions")
+        if b.spec(own).dtype is not compute:
+            own = b.cast(own, dtype=compute, name="embed.positions.cast")
+        x = b.add(x, own, name="embed.sum")
+    if dims.embed_scale is not None:
+        x = b.mul(x, block.scalar("embed.scale", dims.embed_scale), name="embed.scaled")
+    kind = float32 if dims.wide_rope and compute.is_low else compute
+    tables = None if dims.rope is None else rope_tables(b, positions, dims.rope, kind)
+    local = (
+        rope_tables(b, positions, dims.local_rope, kind, "rope_local")
+        if dims.local_rope and any(dims.local)
+        else tables
+    )
+    for i in range(dims.layers):
+        x = b.junction(x, block.attention(x, i, local if dims.local[i] else tables), name=f"layers.{i}.mid")
         x = b.junction(x, block.block(x, i), name=f"layers.{i}.out")
     x = block.norm(x, "norm")
     head = "embed.weight" if dims.tied else "lm_head.weight"
-    b.output(b.linear(x, block.weight(head), name="lm_head"), "logits")
+    logits = b.linear(x, block.weight(head), name="lm_head")
+    b.output(logits if dims.logit_cap is None else block.capped(logits, dims.logit_cap, "logits"), "logits")
 
 
-def rope_tables(b: Builder, positions: Value, rope: RopeFrequencies, compute: DType) -> tuple[Value, Value]:
-    """Return the cos and sin tables of all layers; in dynamic RoPE and longrope they depend on the largest position."""
+def rope_tables(
+    b: Builder, positions: Value, rope: RopeFrequencies, compute: DType, path: str = "rope"
+) -> tuple[Value, Value]:
+    """Return cos and sin tables, by nodes `<path>.…`; in dynamic RoPE and longrope they depend on the largest position.
+
+    All layers of one kind share them.
+    """
     if compute is float64 and rope.wide is not None:
         rope = rope.wide
-    frequencies = b.const("rope.frequencies", rope.frequencies)
+    frequencies = b.const(f"{path}.frequencies", rope.frequencies)
     if rope.kind == "dynamic":
         frequencies = b.rope_dynamic(positions, frequencies, theta=rope.theta, factor=rope.factor,
-                                     original=rope.original, name="rope.scaled")  # fmt: skip
+                                     original=rope.original, name=f"{path}.scaled")  # fmt: skip
     elif rope.kind == "longrope":
-        long = b.const("rope.long_frequencies", rope.long)
-        frequencies = b.rope_longer(positions, frequencies, long, original=rope.original, name="rope.scaled")
-    cos, sin = b.rope_table(positions, frequencies, scale=rope.scale, name="rope.table")
+        long = b.const(f"{path}.long_frequencies", rope.long)
+        frequencies = b.rope_longer(positions, frequencies, long, original=rope.original, name=f"{path}.scaled")
+    cos, sin = b.rope_table(positions, frequencies, scale=rope.scale, name=f"{path}.table")
     if b.spec(cos).dtype is not compute:
-        cos, sin = b.cast(cos, dtype=compute, name="rope.cos"), b.cast(sin, dtype=compute, name="rope.sin")
+        cos, sin = b.cast(cos, dtype=compute, name=f"{path}.cos"), b.cast(sin, dtype=compute, name=f"{path}.sin")
     return cos, sin

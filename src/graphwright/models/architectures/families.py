@@ -37,6 +37,14 @@ def sliding_window(config: Config) -> int | None:
     return config.size("sliding_window", _WINDOW) if silent or config["sliding_window"] is not None else None
 
 
+def needed_window(config: Config) -> int:
+    """Return the window of layers that have one; the config cannot set it to null."""
+    window = sliding_window(config)
+    if window is None:
+        raise config.invalid("sliding_window", "a number of tokens: some layers have a window", None)
+    return window
+
+
 def _qwen_windows(config: Config, layers: int) -> tuple[int | None, ...]:
     """Return each layer's window or None: `layer_types` decides, else layers from `max_window_layers` on have one."""
     window = sliding_window(config) if config.flag("use_sliding_window", False) else None

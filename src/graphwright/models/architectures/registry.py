@@ -10,11 +10,19 @@ from graphwright.arguments import checked
 from graphwright.errors import UsageError
 from graphwright.models.architectures.architecture import Architecture, Config
 from graphwright.models.architectures.families import FAMILIES
+from graphwright.models.architectures.gemma import GEMMA_FAMILIES
+from graphwright.models.architectures.gpt2 import GPT2
 from graphwright.models.architectures.moe_families import MOE_FAMILIES
+from graphwright.models.architectures.olmo import OLMO2, OLMO3
+from graphwright.models.architectures.phi3 import PHI3
 from graphwright.models.errors import UnsupportedArchitecture
 from graphwright.plugins import load_plugins
 
-_registry = {name: arch for arch in (*FAMILIES, *MOE_FAMILIES) for name in (*arch.classes, *arch.model_types)}
+_registry = {
+    name: arch
+    for arch in (*FAMILIES, *GEMMA_FAMILIES, PHI3, OLMO2, OLMO3, GPT2, *MOE_FAMILIES)
+    for name in (*arch.classes, *arch.model_types)
+}
 
 
 @checked

@@ -46,11 +46,14 @@ class RopeFrequencies:
     wide: RopeFrequencies | None = None
 
 
-def read_rope(config: Config, head_dim: int, longest: int = 2048, theta: float = 10000.0) -> RopeFrequencies:
+def read_rope(
+    config: Config, head_dim: int, longest: int = 2048, theta: float = 10000.0, partial: bool = False
+) -> RopeFrequencies:
     """Read the rotary embedding of a config, for heads of `head_dim` entries.
 
     The scaling fields are in `rope_scaling` or else `rope_parameters`; the kind is their `rope_type` or else `type`.
-    `longest` and `theta` are the family's defaults for `max_position_embeddings` and `rope_theta`.
+    `longest` and `theta` are the family's defaults for `max_position_embeddings` and `rope_theta`. `partial` tells
+    whether `partial_rotary_factor` counts for unscaled frequencies too.
     Raises: ConfigError for an invalid field or kind.
     """
     for name in ("rope_parameters", "rope_scaling"):
@@ -62,22 +65,53 @@ def read_rope(config: Config, head_dim: int, longest: int = 2048, theta: float =
     kind = scaling["rope_type"] = scaling.get("rope_type", scaling.get("type", "default"))
     if not isinstance(kind, str) or kind not in KINDS:
         raise ConfigError("unknown kind of RoPE scaling", where=str(config.path), expected=", ".join(KINDS), got=kind)
-    narrow, wide = (_RopeFields(config, scaling, head_dim, longest, theta, f).read() for f in (np.float32, np.float64))
+    given = config, scaling, head_dim, longest, theta, partial
+    narrow, wide = (_RopeFields(*given, kind).read() for kind in (np.float32, np.float64))
     return replace(narrow, wide=wide)
+
+
+def read_layer_ropes(
+    config: Config, head_dim: int, longest: int, theta: float, local_theta: float,
+    local_name: str | None = "rope_local_base_freq",
+) -> tuple[RopeFrequencies, RopeFrequencies | None]:  # fmt: skip
+    """Read the rotary embeddings of layers without and with a window; None if both are the same.
+
+    `rope_parameters` has an object for each kind of layer. `rope_scaling`, which old configs have, only concerns layers
+    without a window. The thetas are the family's defaults for `rope_theta` and, if there is one, `local_name`. Raises:
+    ConfigError.
+    """
+    kinds = ("full_attention", "sliding_attention")
+    given = {} if config.get("rope_parameters") is None else config["rope_parameters"]
+    if not isinstance(given, Mapping) or not given.keys() <= set(kinds):
+        raise config.invalid("rope_parameters", f"an object with {' and '.join(kinds)}", given)
+    scaling = {} if config.get("rope_scaling") is None else config["rope_scaling"]
+    if not isinstance(scaling, Mapping):
+        raise config.invalid("rope_scaling", "an object", scaling)
+    found = []
+    bases = config.number("rope_theta", theta), config.number(local_name, local_theta) if local_name else local_theta
+    for kind, more, base in zip(kinds, (scaling, {}), bases, strict=True):
+        own = {"rope_type": "default"} if given.get(kind) is None else given[kind]
+        if not isinstance(own, Mapping):
+            raise config.invalid("rope_parameters", f"an object for {kind}", own)
+        fields = {**config.fields, "rope_parameters": {**own, **more}, "rope_scaling": None, "rope_theta": None}
+        found.append(read_rope(Config(fields, b"", config.path), head_dim, longest, base))
+    rope, local = found
+    same = rope.kind == local.kind == "default" and np.array_equal(rope.frequencies, local.frequencies)
+    return rope, None if same else local
 
 
 class _RopeFields:
     """The RoPE fields of a config; one method per kind of scaling computes the frequencies, in `float_type`."""
 
     def __init__(
-        self, config: Config, scaling: Mapping[str, Any], head_dim: int, longest: int, theta: float,
+        self, config: Config, scaling: Mapping[str, Any], head_dim: int, longest: int, theta: float, partial: bool,
         float_type: type[np.floating],
     ) -> None:  # fmt: skip
         self.config, self.scaling, self.head_dim, self.float = config, scaling, head_dim, float_type
         self.theta = self._number("rope_theta", theta, top_level=True)
         self.part = self._number("partial_rotary_factor", 1.0, top_level=True)
         self.longest = config.size("max_position_embeddings", longest)
-        whole = scaling["rope_type"] in ("default", "proportional")  # these kinds ignore the factor
+        whole = scaling["rope_type"] in ("default", "proportional")[partial:]  # these kinds ignore the factor
         self.dim = head_dim if whole else int(head_dim * self.part)
         if self.dim % 2 or not 2 <= self.dim <= head_dim:
             raise ConfigError("the number of rotated entries of a head is odd or out of range", where=str(config.path),

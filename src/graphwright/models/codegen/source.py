@@ -122,7 +122,8 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> CodeFiles:
                    and (name in passed or re.search(rf"(?<![\w.]){name}\(", "\n".join([*helpers, code])))]:  # fmt: skip
         helpers = [*more, *helpers]
     ordered = [text for text in (*templates.HELPERS.values(), *templates.CLASSES.values()) if text in helpers]
-    windows = {m.args[2] if len(m.args) > 2 else None for m in tree.modules.values() if m.name == "Attention"}
+    attentions = [m.args for m in tree.modules.values() if m.name == "Attention"]
+    windows = {args[2] if len(args) > 2 else None for args in attentions}
     embedding = tree.modules[tree.calls[tree.embedding]].args if tree.embedding is not None else ()
     routed = any(traits(p.op(n)).routed_heads for n in writer.needed)
     sparse = "PatternAttention" in used
@@ -142,6 +143,7 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> CodeFiles:
         if windows or routed or sparse
         else "        use_cache, past_key_values = False, None  # there is no attention\n",
         "static": repr("int(" not in code and "mix_experts" not in "\n".join([*helpers, code])),
+        "uncapped": repr(all(len(args) < 4 for args in attentions)),  # torch's attention has no softcap
         "no_split": repr(sorted(f.name for f in writer.made.values())),
         **writer.ends(),
     }
@@ -267,7 +269,8 @@ class _ModuleWriter:
         rows = {path: (m.name, m.args) for path, m in self.tree.modules.items()} | homes
         paths = [*self.tree.parameters, *rows]
         holders = {key.rpartition(".")[0] for key in self.tree.parameters}
-        holders = {h for h in holders if h.rpartition(".")[0] not in self.tree.modules}  # others make their groups
+        grouped = {path for n, path in self.tree.calls.items() if (f := module_form(self.p, n)) and f[0].grouped}
+        holders = {h for h in holders if h.rpartition(".")[0] not in grouped}  # these make their groups
         rows |= {path: (name, ()) for path, name in containers(list(rows), holders).items()}
         first = {path: i for i, path in enumerate(paths)}
         return dict(sorted(rows.items(), key=lambda row: (row[0].count("."), first.get(row[0], -1))))

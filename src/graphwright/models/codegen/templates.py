@@ -130,23 +130,27 @@ HELPERS = {text[len("def ") : text.index("(")]: text for text in _HELPERS}
 
 _CLASSES = (
     '''class RMSNorm(nn.Module):
-    """`rms_norm` with its weight."""
+    """`rms_norm` with its weight; with an `offset`, times offset + weight in float32."""
 
-    def __init__(self, size, eps):
+    def __init__(self, size, eps, offset=None):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
+        self.eps, self.offset = eps, offset
 
     def forward(self, x):
-        return rms_norm(x, self.weight, self.eps)
+        if self.offset is None:
+            return rms_norm(x, self.weight, self.eps)
+        return rms_norm(x.float(), self.weight.float() + self.offset, self.eps).to(x.dtype)
 
     def extra_repr(self):
         return f"{tuple(self.weight.shape)}, eps={self.eps}"''',
-    '''def eager_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
+    '''def eager_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, softcap=None, **kwargs):
     """Attention in separate steps, which also returns its weights [B, H, T, keys]."""
     key = key.repeat_interleave(module.num_key_value_groups, 1)
     value = value.repeat_interleave(module.num_key_value_groups, 1)
     weights = query @ key.transpose(2, 3) * scaling
+    if softcap is not None:
+        weights = torch.tanh(weights / softcap) * softcap
     if attention_mask is not None:
         weights = weights + attention_mask
     weights = weights.softmax(-1, dtype=torch.float32).to(query.dtype)
@@ -154,12 +158,15 @@ _CLASSES = (
 
 
 class Attention(nn.Module):
-    """Causal attention of the implementation in the config, with grouped heads; `window`: keys that a query sees."""
+    """Causal attention of the implementation in the config, with grouped heads; `window`: keys that a query sees.
 
-    def __init__(self, groups, scaling, window=None):
+    With a softcap c, scores s become c·tanh(s / c).
+    """
+
+    def __init__(self, groups, scaling, window=None, softcap=None):
         super().__init__()
         self.num_key_value_groups, self.scaling, self.sliding_window = groups, scaling, window
-        self.is_causal = True
+        self.softcap, self.is_causal = softcap, True
 
     def forward(self, q, k, v, run):
         if run.cache is not None:
@@ -167,7 +174,8 @@ class Attention(nn.Module):
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
         mask = run.masks[self.sliding_window]
         mask = mask if mask is None else mask.to(q.device)
-        out, weights = attend(self, q, k, v, mask, scaling=self.scaling, sliding_window=self.sliding_window)
+        given = {"scaling": self.scaling, "sliding_window": self.sliding_window, "softcap": self.softcap}
+        out, weights = attend(self, q, k, v, mask, **given)
         if run.attentions is not None:
             run.attentions.append(weights)
         return out.transpose(1, 2)''',
@@ -382,7 +390,7 @@ class EditedForCausalLM(PreTrainedModel, GenerationMixin):
     gradient_checkpointing = False
     _no_split_modules = @no_split@  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
-    _supports_sdpa = True
+    _supports_sdpa = @uncapped@
     _supports_attention_backend = True
     _can_compile_fullgraph = @static@
 @tied@

@@ -24,6 +24,7 @@ from graphwright.models.codegen.modules import LAYER
 from graphwright.models.export.affine_map import AffineMap, constant
 from graphwright.models.export.template_match import TRUNK, TemplateMatch, key_heads, uncast, unit_of
 from graphwright.models.loading import template_keys
+from graphwright.ops import traits
 from graphwright.program.builder import Builder
 from graphwright.program.kinds import STORED
 from graphwright.program.op_graph import Value
@@ -32,6 +33,7 @@ from graphwright.report import ShortDict
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
+    from graphwright.program.program import Program
 
 IndexMap = dict[str, np.ndarray]
 """Dimension name -> for each unit of the template the unit of the program, or -1."""
@@ -53,6 +55,9 @@ def with_eps(config: Config, match: TemplateMatch, dims: Any) -> tuple[Config, A
     found: dict[float, str] = {}
     for _, part in match.matched():
         for path, eps in part.eps.items():
+            centred = not traits(match.template.op(match.template.node(path))).scales_rows
+            if centred and match.sizes[TRUNK]["hidden"] != dims.hidden:
+                return f"{path} subtracts the mean of its channels, which zeros would change"
             needed = eps * (match.sizes[TRUNK]["hidden"] / dims.hidden if _over_channels(match, path) else 1.0)
             if isclose(needed, dims.eps, rel_tol=1e-9):
                 needed = float(dims.eps)
@@ -206,7 +211,7 @@ class _WeightBuilder:
         self.norms = {path for _, part in match.matched() for path in part.eps}
         t = match.template
         ends = [s.branch for s in match.branches] + [v for _, part in match.matched() for v in part.absent]
-        self.last = {t.path(uncast(t, v)) for end in ends for v in t.operands(end.node)[1:]}
+        self.last = {t.path(uncast(t, v)) for end in ends for v in t.operands(_product(t, end).node)[1:]}
         self.maps: dict[int, IndexMap] = {}
 
     def weight(self, path: str, shape: tuple[int, ...], terms: tuple[str, ...]) -> tuple[NDArray, str | None]:
@@ -262,6 +267,16 @@ class _WeightBuilder:
             return known.data, known.name
         norm = len(shape) == 1 and path.endswith("norm.weight")
         return as_array(np.full(shape, 1.0 if norm else 0.0), kind), None
+
+
+def _product(t: Program, end: Value) -> Value:
+    """Return the product whose zeros make the end of a branch zero: the end itself, or what its norms are applied to.
+
+    Without a bias, a norm of zeros is zero.
+    """
+    while traits(t.op(end.node)).normalises or traits(t.op(end.node)).multiplies:
+        end = t.operands(end.node)[0]
+    return end
 
 
 def computed_weights(match: TemplateMatch, dims: Any) -> list[str]:

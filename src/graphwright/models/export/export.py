@@ -40,6 +40,7 @@ from graphwright.models.export.verify import (
     transformers_installed,
 )
 from graphwright.models.export.write import lacks_rows, rounded
+from graphwright.models.generation.text import longest_text
 from graphwright.models.metrics import drift, non_finite
 from graphwright.models.tokenizer import need_tokenizer
 from graphwright.ops.onnx import OPSET, OPSETS
@@ -151,7 +152,7 @@ def export(
             progress(Progress(what, next(steps), 4))
 
     stored = model if o.dtype == "keep" else _rounded(model, o.dtype)
-    prompts = check_prompts(model.tokenizer, model.vocab, o.prompts)
+    prompts = check_prompts(model.tokenizer, model.vocab, o.prompts, longest_text(model.program))
     step("running the program")
     run = _run(stored, prompts)
     with atomic_directory(target, overwrite=o.overwrite) as folder:

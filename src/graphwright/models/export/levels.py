@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -22,7 +22,7 @@ import numpy as np
 
 from graphwright.array import BY_TAG, DType
 from graphwright.errors import UsageError
-from graphwright.models.architectures.architecture import Config, dimension_of, size_of
+from graphwright.models.architectures.architecture import FIELDS, Config, dimension_of, size_of
 from graphwright.models.codegen.patterns import pattern_of, sparse_attentions
 from graphwright.models.codegen.source import CodeFiles, emittable, generate
 from graphwright.models.errors import ConfigError, ExportLevelImpossible
@@ -278,6 +278,8 @@ class ResizedConfig(_TemplateLevel):
             dims = match.arch.read(resized)
         except ConfigError as error:
             return [Reason("", f"{error.what}, {error.got}")]
+        if changed_too := self._side_effect(dims, sizes, layers):
+            return [changed_too]
         routed = getattr(dims, "routed", None)
         if routed is not None and routed != (wanted := tuple(match.dims.routed[i] for i in layers)):
             layer = next(i for i, (a, b) in enumerate(zip(routed, wanted, strict=True)) if a != b)
@@ -297,6 +299,22 @@ class ResizedConfig(_TemplateLevel):
         if isinstance(fitted, str):
             return [Reason("norm", fitted, "channels", match.fields["eps"], TRUNK)]
         return *fitted, dict(enumerate(layers))
+
+    def _side_effect(self, dims: Any, sizes: dict[str, int], layers: list[int]) -> Reason | None:
+        """Return what else the class would compute differently with `dims`, such as the scale of embeddings."""
+        match, known = self.case.match, {*FIELDS, *self.case.match.fields, "windows", "routed"} - {"head_dim"}
+        names = [f.name for f in fields(dims) if f.name not in known] if is_dataclass(dims) else []
+        wanted: dict[str, Any] = dict(sizes)
+        for name in (*names, "local"):
+            before = getattr(match.dims, name, None)
+            if isinstance(before, tuple) and len(before) == match.dims.layers:
+                before = tuple(before[i] for i in layers)
+            if isinstance(before, tuple | bool | int | float | str | None):
+                wanted.setdefault(name, before)
+        for name, value in wanted.items():
+            if (after := getattr(dims, name, None)) != value:
+                return Reason("", f"the class would then have {name} {after} instead of {value}")
+        return None
 
     def _layers(self) -> tuple[list[int], list[Reason]]:
         """Return the numbers of the remaining layers, and reasons for layers that lost only one branch."""
@@ -351,11 +369,12 @@ class ResizedConfig(_TemplateLevel):
         match, config = self.case.match, self.case.model.config
         names, dims = match.fields, self.case.model.config_dims
         now = {**sizes, "layers": len(layers)}
-        fields = {names[n]: size for n, size in now.items() if n in names and size != getattr(dims, n)}
-        if {"hidden", "heads"} & {n for n, size in now.items() if size != getattr(dims, n, size)}:
-            fields[names["head_dim"]] = dims.head_dim
-        fields |= known_special_ids(config, self.case.model.vocab)
-        made = changed(config, fields)
+        given = {names[n]: size for n, size in now.items() if n in names and size != getattr(dims, n)}
+        resized = {n for n, size in now.items() if size != getattr(dims, n, size)}
+        if "head_dim" in names and {"hidden", "heads"} & resized:
+            given[names["head_dim"]] = dims.head_dim
+        given |= known_special_ids(config, self.case.model.vocab)
+        made = changed(config, given)
         if hasattr(dims, "routed"):
             made = self._with_routed(made, layers)
         windows = tuple(part.windows[0][0] for _, part in match.matched() if part.windows)
@@ -373,8 +392,8 @@ class ResizedConfig(_TemplateLevel):
         window = {"sliding_window": next(iter(widths), None)}
         choices = [(typed, ("max_window_layers",)), (window, ()), ({**window, **typed}, ("max_window_layers",)),
                    ({**window, **typed, "use_sliding_window": bool(widths)}, ("max_window_layers",))]  # fmt: skip
-        for fields, without in choices if len(widths) <= 1 else ():
-            made = changed(config, fields, without)
+        for given, without in choices if len(widths) <= 1 else ():
+            made = changed(config, given, without)
             with suppress(ConfigError):
                 if getattr(self.case.match.arch.read(made), "windows", None) == windows:
                     return made
@@ -474,8 +493,8 @@ _SIZES = {"heads", "kv_heads", "mlp", "experts", "expert_width", "shared_width"}
 """Dimensions whose fields state the sizes of generated code."""
 
 _IN_CODE = (
-    *("layer_types", "sliding_window", "use_sliding_window", "max_window_layers"),
-    *("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"),
+    *("layer_types", "sliding_window", "use_sliding_window", "max_window_layers", "sliding_window_pattern"),
+    *("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor"),
 )
 """Fields that generated code replaces: transformers would build windowed caches, and check rotations of equal heads."""
 
@@ -543,12 +562,12 @@ class GeneratedCode(ExportLevel):
         ident, made = self._ident, self._code
         needed = p.reachable(p.outputs())
         count = sum(traits(p.op(n)).attention or traits(p.op(n)).routed_heads for n in needed)
-        fields = {k: v for k, v in model.config.fields.items() if k not in _IN_CODE}
+        given = {k: v for k, v in model.config.fields.items() if k not in _IN_CODE}
         code = {"AutoConfig": f"configuration_{ident}.EditedConfig"}
         code["AutoModelForCausalLM"] = f"modeling_{ident}.EditedForCausalLM"
-        fields |= {"architectures": ["EditedForCausalLM"], "model_type": f"graphwright-{ident}"}
-        fields |= {**self._widths(), **made.config, "num_hidden_layers": max(count, 1), "auto_map": code}
-        config = (json.dumps(fields, indent=2) + "\n").encode()
+        given |= {"architectures": ["EditedForCausalLM"], "model_type": f"graphwright-{ident}"}
+        given |= {**self._widths(), **made.config, "num_hidden_layers": max(count, 1), "auto_map": code}
+        config = (json.dumps(given, indent=2) + "\n").encode()
         only = {p.key(n) for n in p.params() if n in needed}
         write_model(model, directory, dtype=dtype, max_shard_size=max_shard_size, config=config, only=only,
                     joined=False, besides=made.tensors)  # fmt: skip

@@ -32,7 +32,7 @@ def loading_options(written: Model, directory: Path, runs_code: bool) -> dict[st
     if runs_code:
         return {"trust_remote_code": True}
     p, rows = written.program, set[int]()
-    with divide(Checkpoint(directory), written.arch) as files:
+    with divide(Checkpoint(directory), written.arch, written.config_dims) as files:
         for node in p.of_traits(mixture=True):
             groups = get(p.op(node)).groups
             assert groups is not None

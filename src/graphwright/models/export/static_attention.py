@@ -84,17 +84,14 @@ def _gates_of(p: Program, node: NodeId) -> Value | None:
 
 # -- windows -----------------------------------------------------------------------------------------------------------
 def _as_window(e: Transaction, node: NodeId) -> None:
-    """Replace an attention over a pattern by a dense one with the same window, if the pattern is one.
-
-    An attention with a softcap stays, because `sdpa` has none.
-    """
+    """Replace an attention over a pattern by a dense one with the same window, if the pattern is one."""
     p, pattern = e.program, pattern_of(e.program, node)
-    if why_not_static(p, node) or p.attrs(node)["softcap"] is not None:
+    if why_not_static(p, node):
         return
     if pattern is None or (rule := causal_rule(pattern)) is None:
         return
     table = p.operands(node)[3]
-    given = {"scale": p.attrs(node)["scale"], "causal": True, "window": rule.window, "optional": ()}
+    given = {"scale": p.attrs(node)["scale"], "softcap": p.attrs(node)["softcap"], "window": rule.window}
     _replace(e, node, "sdpa", list(p.operands(node)[:3]), given)
     remove_unread(e, table)
 

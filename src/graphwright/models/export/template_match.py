@@ -8,7 +8,7 @@ branch of the template. Sizes may differ, a weight may be any constant, and a ma
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Container, Iterator, Mapping, Set
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
@@ -222,6 +222,7 @@ class _Matcher:
         self.keys = template_keys(self.arch, self.dims, model.keys)
         self.t = template(model, self.dims, self.keys)
         self.fixed, self.fixed_in_template = constants(self.p), constants(self.t)
+        self.computed = _after_a_matrix(self.p, self.fixed)
         self.branches = template_branches(self.t)
         stream = {branch.junction.node for branch in self.branches}
         self.inner = {self.t.path(n) for n in _sums(self.t) if n not in stream}
@@ -279,11 +280,15 @@ class _Matcher:
     def _is_base(self, v: Value) -> bool:
         """Return whether a value is an embedding; if so, match it with the template's."""
         base = self.branches[0].stream
-        if self.p.op(v.node) != self.t.op(base.node):
+        if not self._may_be_base(v):
             return False
         with self._noting():
             self.match(base, v, self.trunk, None)
         return True
+
+    def _may_be_base(self, v: Value) -> bool:
+        """Return whether a value has the op of the template's embedding, and no matrix before it."""
+        return self.p.op(v.node) == self.t.op(self.branches[0].stream.node) and v.node not in self.computed
 
     def _next_junction(self, v: Value, at: int) -> tuple[int, Value | None]:
         """Match the branches that junction `v` adds to the residual stream.
@@ -293,9 +298,8 @@ class _Matcher:
         """
         p = self.p
         operands = [self.canon(u) for u in p.operands(v.node)] if p.is_junction(v.node) else []
-        base = self.t.op(self.branches[0].stream.node)
         sums = [u for u in operands if p.is_junction(u.node) and p.path(u.node) not in self.inner]
-        streams = [u for u in operands if u in sums or p.op(u.node) == base]
+        streams = [u for u in operands if u in sums or self._may_be_base(u)]
         if not streams:
             ends = "the residual stream ends here"
             self.unmatched[v.node] = ends if p.is_junction(v.node) else f"{p.op(v.node)} on the residual stream"
@@ -520,6 +524,16 @@ def template_branches(t: Program) -> tuple[TemplateBranch, ...]:
         stream.insert(0, before)
     ends = [(n, *t.operands(n)) for n in stream]
     return tuple(TemplateBranch(t.path(b).rpartition(".")[0], Value(n), s, b) for n, s, b in ends)
+
+
+def _after_a_matrix(p: Program, fixed: Container[NodeId]) -> frozenset[NodeId]:
+    """Return the nodes that are computed from inputs by a product with a matrix, without the constant nodes `fixed`."""
+    found: set[NodeId] = set()
+    for node in p.order():
+        product = traits(p.op(node)).contracts and node not in fixed
+        if product or any(v.node in found for v in p.operands(node)):
+            found.add(node)
+    return frozenset(found)
 
 
 def _sums(t: Program) -> list[NodeId]:

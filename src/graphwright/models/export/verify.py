@@ -48,10 +48,13 @@ class LoaderOutput:
     facts: dict[str, Any]
 
 
-def check_prompts(tokenizer: Tokenizer | None, vocab: int, prompts: Sequence[Any] | None = None) -> list[np.ndarray]:
+def check_prompts(
+    tokenizer: Tokenizer | None, vocab: int, prompts: Sequence[Any] | None = None, longest: int | None = None
+) -> list[np.ndarray]:
     """Return the prompts of the check as arrays of ids.
 
-    By default the prompts are built-in texts, or without a tokenizer 8 random lists of 64 ids.
+    By default the prompts are built-in texts, or without a tokenizer 8 random lists of 64 ids; they leave room for the
+    tokens after them in a text of `longest` tokens.
 
     Raises: UsageError for a text if there is no tokenizer, for an empty prompt, and for an empty list.
     """
@@ -69,7 +72,8 @@ def check_prompts(tokenizer: Tokenizer | None, vocab: int, prompts: Sequence[Any
     texts = _TEXTS if tokenizer is not None else ()
     made = [np.asarray(tokenizer.encode(t, add_special_tokens=False), np.int64) for t in texts if tokenizer]
     fitting = [ids for ids in made if len(ids) and ids.max() < vocab]
-    return fitting or [random.integers(0, vocab, 64, seed=0, stream=9, step=i) for i in range(8)]
+    made = fitting or [random.integers(0, vocab, 64, seed=0, stream=9, step=i) for i in range(8)]
+    return [ids[: max(longest - GREEDY_TOKENS, 1)] for ids in made] if longest is not None else made
 
 
 def compute_here(model: Model, prompts: Sequence[np.ndarray], tokens: int = GREEDY_TOKENS) -> LoaderOutput:

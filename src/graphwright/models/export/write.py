@@ -121,15 +121,17 @@ def write_model(
 
     `only` has the keys of the tensors to write, by default all. `dtype` is `keep`, or converts floating weights. A file
     has at most `max_shard_size` bytes of weights; by default the weights are divided as in the source's files. With
-    `joined`, matrices of experts that the source has in one tensor are written as one. `besides` has arrays of integers
-    to write after the weights, by key.
+    `joined`, matrices that the family's class or the source has in one tensor are written as one. `besides` has arrays
+    of integers to write after the weights, by key.
     """
     atomic_write(directory / "config.json", model.config.raw if config is None else config)
     tables = (_integers(key, array) for key, array in (besides or {}).items())
     items, source = chain(tensor_items(model, dtype, only), tables), model.checkpoint
     plan = source
-    if isinstance(source, DividedCheckpoint):
-        items, plan = (join(items, model.arch, source), source.whole) if joined else (items, None)
+    divided = source if isinstance(source, DividedCheckpoint) else None
+    if divided is not None or any(stack.own for stack in model.arch.stacks):
+        plan = divided.whole if joined and divided is not None else None
+        items = join(items, model.arch, divided) if joined else items
     if max_shard_size is None and plan is not None:
         write_checkpoint(directory, items, plan=plan)
     else:

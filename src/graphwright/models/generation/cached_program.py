@@ -138,7 +138,7 @@ def derive_paged(p: Program, blocks: int, block: int, last_only: bool, kind: DTy
         if traits(p.op(node)).table is not None:
             raise UsageError("attention over a pattern cannot run over a paged cache", where=path,
                              fix='model.new_cache(tokens, kind="static")')  # fmt: skip
-        extra = {"scale": attrs["scale"], "window": attrs["window"]}
+        extra = {name: attrs[name] for name in ("scale", "window", "softcap")}
         return Value(add_op(new, "sdpa_paged", [operands[0], *cached, *table], extra, path))
 
     derived, _ = rewrite(p, f"{p.name} (paged)", attention, start)
@@ -210,13 +210,12 @@ def _keep_last(p: Program, most: Dim) -> None:
 
     The slice comes before the LM head if the head is linear, else after it. A text has at most `most` distinct ids.
     """
-    out = p.output("logits")
-    head = traits(p.op(out.node)).contracts == "out_in"
-    source = p.operands(out.node)[0] if head else out
+    head = _head(p)
+    source = p.operands(head[0].node)[0] if head else p.output("logits")
     logits = Value(add_op(p, "last", [source], {"axis": 1}, p.free_name("cache.last")))
-    if head:
-        operands = [logits, *p.operands(out.node)[1:]]
-        logits = Value(add_op(p, "linear", operands, p.attrs(out.node), p.free_name("cache.logits")))
+    for before, op in zip([source, *head], head, strict=False):
+        operands = [logits if v == before else v for v in p.operands(op.node)]
+        logits = Value(add_op(p, p.op(op.node), operands, p.attrs(op.node), p.free_name("cache.logits")))
     batch, _, vocab = p.spec(logits).shape
     pairs = min(most, vocab) if isinstance(vocab, int) and isinstance(most, int) else most
     specs = Spec((batch, 6), float32), Spec((batch, 4), int64), Spec((batch, pairs, 2), int32)
@@ -226,6 +225,17 @@ def _keep_last(p: Program, most: Dim) -> None:
         rows = Value(add_op(p, "cast", [rows], {"dtype": float32}, p.free_name("choice.widened")))
     chosen = Value(add_op(p, "sample_token", [rows, *how], {}, p.free_name("choice")))
     set_outputs(p, {"logits": logits, "ids": chosen})
+
+
+def _head(p: Program) -> list[Value]:
+    """Return the results of the LM head, if it is linear, and of what follows it for each number, such as a softcap."""
+    found = [p.output("logits")]
+    while traits(p.op(found[0].node)).elementwise:
+        varying = [v for v in p.operands(found[0].node) if p.spec(v).shape]
+        if len(varying) != 1:
+            return []
+        found.insert(0, varying[0])
+    return found if traits(p.op(found[0].node)).contracts == "out_in" else []
 
 
 def fingerprints(p: Program) -> dict[str, str]:

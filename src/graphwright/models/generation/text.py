@@ -44,6 +44,13 @@ def vocabulary(p: Program) -> int:
     return min((r for r in rows if isinstance(r, int)), default=UNBOUNDED)
 
 
+def longest_text(p: Program) -> int:
+    """Return the number of positions that a program has an embedding for, or `UNBOUNDED`."""
+    readers = p.consumers("positions") if "positions" in p.input_names() else ()
+    rows = [p.spec(p.operands(n)[0]).shape[0] for n in readers if traits(p.op(n)).lookup]
+    return min((r for r in rows if isinstance(r, int)), default=UNBOUNDED)
+
+
 def check_ids(ids: Any, vocab: int) -> np.ndarray:
     """Convert ids to a contiguous int64 array [B, T]. Raises: PromptError."""
     try:

@@ -21,6 +21,7 @@ from graphwright.autograd import Parameter, Variable
 from graphwright.errors import CycleError, GraphwrightError
 from graphwright.files import StrPath, blake2b_128, open_regular, parse_json, read_whole
 from graphwright.graph import ColumnSpec, chain
+from graphwright.ops import OPS
 from graphwright.program.builder import new_program
 from graphwright.program.constraints import constraint_from_json
 from graphwright.program.editing.journal import Entry, Journal
@@ -32,13 +33,14 @@ from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import KINDS, STORED
 from graphwright.program.op_graph import EDGE_COLUMNS, NODE_COLUMNS, is_key, is_name
 from graphwright.program.patterns import PATTERN_DTYPES, PatternVariable, adopt_all, pattern_from_arrays
-from graphwright.program.primitives import list_key, order_back_edges, set_order, set_outputs, touch
+from graphwright.program.primitives import list_key, order_back_edges, set_order, set_outputs, touch, update_node
 from graphwright.program.program_graph import ProgramGraph
 from graphwright.program.validate import validate
 from graphwright.program.weights import Promise, add_weight, digest_of
 from graphwright.safetensors import Checkpoint
 
 if TYPE_CHECKING:
+    from graphwright.graph import NodeId
     from graphwright.patterns import Pattern
     from graphwright.program.program import Program
     from graphwright.safetensors import TensorInfo
@@ -304,6 +306,7 @@ def _load_graph(p: Program, body: Mapping[str, Any]) -> None:
         raise ProgramFileError("the saved topological order contradicts the edges", got=got)
     for node in nodes:
         touch(p, node)
+        _add_later_attrs(p, node)
         if not is_name(p.path(node)):
             raise ProgramFileError("invalid node name", expected="a dotted path", got=repr(p.path(node))[:120])
         if p.path(node) in p._names:
@@ -317,6 +320,13 @@ def _load_graph(p: Program, body: Mapping[str, Any]) -> None:
     if len(dict(outputs)) != len(outputs):
         raise ProgramFileError("two outputs have the same name", got=", ".join(name for name, _ in outputs)[:120])
     set_outputs(p, dict(outputs))
+
+
+def _add_later_attrs(p: Program, node: NodeId) -> None:
+    """Add the attributes that the node's op did not have when the file was written, with their defaults."""
+    row, attrs = OPS.get(p.op(node)), p.attrs(node)
+    if row is not None and (absent := [name for name in row.added if name not in attrs]):
+        update_node(p, node, attrs={**attrs, **{name: row.attrs[name] for name in absent}})
 
 
 def _check_nodes(p: Program) -> None:

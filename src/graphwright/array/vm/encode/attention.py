@@ -50,6 +50,8 @@ def SDPA(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
     if plain and q.shape[2] == 1 and q.packed and outs[0].packed:
         start = (addresses[0], k.shape[2] - 1)
         return _attend(q, k.address, v.address, outs[0], k.shape[1], start, attrs, (*_steps(k), *_steps(v), k.shape[2]))
+    if attrs.get("softcap") is not None:
+        return None
     (batch, heads, queries, deep), (groups, keys) = q.shape, k.shape[1:3]
     units = batch * (groups if rest else heads)
     code = Code.ATTEND_BACKWARD if rest else Code.ATTEND
