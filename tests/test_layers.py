@@ -46,6 +46,7 @@ ALONE = {
 FACADES_REACH_UP = {
     ("program/program.py", "graphwright.plan.compile"),
     ("program/program.py", "graphwright.models.onnx"),
+    ("program/program.py", "graphwright.nn.as_module"),
     ("models/model.py", "graphwright.surgery"),
 }
 """Methods of a facade whose code is in a layer above import it when they are called: (file, module)."""

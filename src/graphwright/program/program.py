@@ -250,6 +250,13 @@ class Program(OpGraph):
 
         return compile_program
 
+    @late
+    def as_module(self):
+        """Wrap the program as a `torch.nn.Module` over the same weights; see `graphwright.nn.as_module`."""
+        from graphwright.nn.as_module import as_module
+
+        return as_module
+
     # -- editing -----------------------------------------------------------------------------------------------------
     expand = expand
 

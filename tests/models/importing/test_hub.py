@@ -14,7 +14,7 @@ import torch
 from hub_models import MODELS, saved
 
 import graphwright as gw
-from graphwright.models import TensorMismatch, UnsupportedArchitecture
+from graphwright.models import ExportError, TensorMismatch, UnsupportedArchitecture
 from graphwright.program.errors import FeedError
 
 ORDINARY = ("bert", "opt", "t5", "vit", "resnet")
@@ -111,8 +111,22 @@ def test_wrong_inputs_name_the_expected_ones(imports, tmp_path):
         model.outputs(pixels=np.zeros((1, 3)))
     with pytest.raises(gw.GraphwrightError, match="masked-lm"):
         model.generate([1, 2, 3])
+    with pytest.raises(ExportError, match="without a template"):
+        model.export(tmp_path / "out")
     ids = np.array([[5, 6, 7]])
     np.testing.assert_array_equal(model(ids)["logits"], model.outputs(input_ids=ids)["logits"])
+
+
+def test_saved_model_opens_as_it_was(imports, tmp_path):
+    saved("vit", tmp_path / "vit")
+    model = gw.open(tmp_path / "vit")
+    heads = [name for name in model.program.axes().names.values() if name.endswith("attention.heads")]
+    assert len(heads) == 2
+    model.save(tmp_path / "saved")
+    again = gw.open(tmp_path / "saved")
+    assert again.program.hash() == model.program.hash()
+    assert again.task == "image-classification"
+    assert "2 layers" in str(again.inspect())
 
 
 def test_missing_tensor_is_named(imports, tmp_path):

@@ -179,10 +179,14 @@ def export(
 def check_export(model: Model, directory: StrPath, options: ExportOptions) -> None:
     """Raise the errors of an export that do not depend on the model's state; call this before long computations.
 
-    Raises: UsageError for an unknown opset; MissingExtra; ExportError if the source would be replaced;
-        DestinationExists.
+    Raises: UsageError for an unknown opset; MissingExtra; ExportError if the source would be replaced, or the model's
+        class has no template; DestinationExists.
     """
     target = target_path(directory)
+    if model.arch.imported is not None:
+        raise ExportError("a model of a class without a template cannot be exported for transformers",
+                          where=model.directory.name, expected="a family with a template", got=model.arch.classes[0],
+                          fix="program.to_onnx(path), program.as_module(), or model.save(directory)")  # fmt: skip
     if options.opset not in OPSETS:
         raise UsageError("unknown opset", where="opset", expected=" or ".join(map(str, OPSETS)), got=options.opset)
     if options.check == "required" and not transformers_installed():

@@ -39,8 +39,13 @@ UNBOUNDED = (1 << 63) - 1
 
 @per_version
 def vocabulary(p: Program) -> int:
-    """Return the number of token ids: rows of the embedding that `ids` indexes, or `UNBOUNDED` without an embedding."""
-    rows = [p.spec(p.operands(n)[0]).shape[0] for n in p.consumers("ids") if traits(p.op(n)).lookup]
+    """Return the number of token ids: rows of the embedding that `ids` indexes, or `UNBOUNDED` without an embedding.
+
+    Models of other tasks than predicting the next token call these ids `input_ids`.
+    """
+    ids = next((name for name in ("ids", "input_ids") if name in p.input_names()), None)
+    readers = () if ids is None else p.consumers(ids)
+    rows = [p.spec(p.operands(n)[0]).shape[0] for n in readers if traits(p.op(n)).lookup]
     return min((r for r in rows if isinstance(r, int)), default=UNBOUNDED)
 
 
