@@ -136,7 +136,7 @@ def _operands(s: Regions, scores: _Scores, v: Value, shape: tuple[Any, ...]) -> 
 
     def fitting(value: Value, length: Any) -> list[tuple[Value, float]]:
         found, factor, last = [], 1.0, value
-        for at in s.above(value, "mul", "div", "cast", *VIEWS):
+        for at in s.above(value, "mul", "div", "cast", "repeat_interleave", *VIEWS):
             if at != last and (scaled := s.scaled(last)) is not None:
                 factor *= scaled[1]
             last, own = at, s.shape(at)

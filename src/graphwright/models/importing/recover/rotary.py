@@ -66,7 +66,8 @@ def _replace(
     width, path = s.shape(x)[3], s.module(root)
     if not isinstance(width, int) or width % 2 or s.shape(cos)[-1] != width:
         return False
-    for made in (_of_positions(s, cos, sin, style, tables), _halves(s, cos, sin, style, tables)):
+    for source in (_of_positions, _halves):
+        made = source(s, cos, sin, style, tables)
         if made is None:
             continue
         pair, leaves = made
@@ -104,7 +105,8 @@ def _angles(s: Regions, table: Value) -> tuple[Value, Value, float] | None:
         scaled = s.scaled(at)
         if scaled is not None:
             at, scale = scaled[0], scale * scaled[1]
-        elif s.is_op(at, "cast", "unsqueeze", "stop_gradient", "concat", "expand", "flatten", "reshape", "slice"):
+        elif s.is_op(at, "cast", "unsqueeze", "stop_gradient", "concat", "expand", "flatten", "reshape", "slice",
+                     "repeat_interleave"):  # fmt: skip
             at = s.p.operands(at.node)[0]
         else:
             return None
@@ -117,7 +119,7 @@ def _angles(s: Regions, table: Value) -> tuple[Value, Value, float] | None:
         elif s.is_op(value, CONST, PARAM) and len(spec.shape) == 1:
             found["frequencies"] = value
         elif s.is_op(value, "mul", "matmul", "concat", "cast", "unsqueeze", "expand", "permute", "stop_gradient",
-                     "reshape", "flatten", "squeeze"):  # fmt: skip
+                     "reshape", "flatten", "squeeze", "repeat_interleave"):  # fmt: skip
             stack += s.p.operands(value.node)
         else:
             return None

@@ -1,0 +1,195 @@
+"""Recovery on a written-out transformer block: what is recovered, and twins with one constant changed that are not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import graphwright as gw
+from graphwright.models.importing.recover import Recovered, recover
+
+HEADS, GROUPS, HEAD_DIM = 4, 2, 6
+WIDTH = HEADS * HEAD_DIM
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a block is written; the values by default mean ops that exist."""
+
+    norm: str = "rms"
+    rope: str = "half"
+    mask: str = "causal"
+    gelu: str = "tanh"
+    kind: torch.dtype = torch.float32
+
+
+class Norm(torch.nn.Module):
+    """A norm written out."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.weight = how, torch.nn.Parameter(torch.rand(WIDTH) + 0.5)
+        self.bias = torch.nn.Parameter(torch.rand(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        eps, mean = 1e-4, lambda t: t.mean(-1, keepdim=True)
+        if self.how == "layer":
+            centred = x - mean(x)
+            return centred / torch.sqrt(mean(centred**2) + eps) * self.weight + self.bias
+        if self.how == "eps outside":
+            return x / (torch.sqrt(mean(x * x)) + eps) * self.weight
+        if self.how == "cube":
+            return x * torch.rsqrt(mean(x * x * x.abs()) + eps) * self.weight
+        if self.how == "uncentred":
+            return (x - mean(x)) * torch.rsqrt(mean(x * x) + eps) * self.weight
+        if self.how == "power":
+            return x * (mean(x.pow(2)) + eps).pow(-0.5) * self.weight
+        unit = x * torch.rsqrt(mean(x.pow(2)) + eps)
+        return unit * (1.0 + self.weight) if self.how == "offset" else self.weight * unit
+
+
+def rotated(x: torch.Tensor, how: str) -> torch.Tensor:
+    """Pairs (a, b) -> (-b, a) of a rotation."""
+    if how == "interleaved":
+        return torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+    a, b = x.chunk(2, -1)
+    if how == "mirrored":
+        return torch.cat([b, -a], -1)
+    return torch.cat([b, a] if how == "both positive" else [-b, a], -1)
+
+
+class Block(torch.nn.Module):
+    """Norm, rotary attention with grouped heads, and a GELU, all written out."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__()
+        self.options, self.norm = options, Norm(options.norm)
+        self.qkv = torch.nn.Linear(WIDTH, (HEADS + 2 * GROUPS) * HEAD_DIM)
+        self.out = torch.nn.Parameter(torch.randn(WIDTH, WIDTH) / 5)
+        self.inv_freq = torch.nn.Buffer(torch.tensor([1.0, 0.3, 0.05]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        o, (batch, length, _) = self.options, x.shape
+        sizes = [HEADS * HEAD_DIM, GROUPS * HEAD_DIM, GROUPS * HEAD_DIM]
+        q, k, v = (t.view(batch, length, -1, HEAD_DIM).transpose(1, 2) for t in self.qkv(self.norm(x)).split(sizes, -1))
+        angle = torch.arange(length)[None, :, None].float() * self.inv_freq[: 2 if o.rope == "partial" else 3]
+        wide = angle.repeat_interleave(2, -1) if o.rope == "interleaved" else torch.cat([angle, angle], -1)
+        cos, sin = (t[:, None].to(x.dtype) for t in (wide.cos(), wide.sin()))
+        if o.rope == "partial":
+            q, k = (torch.cat([t[..., :4] * cos + rotated(t[..., :4], "half") * sin, t[..., 4:]], -1) for t in (q, k))
+        else:
+            q, k = (t * cos + rotated(t, o.rope) * sin for t in (q, k))
+        k, v = (t.repeat_interleave(HEADS // GROUPS, 1) for t in (k, v))
+        scores = (q @ k.transpose(-1, -2)) / math.sqrt(HEAD_DIM)
+        seen = self.seen(length)
+        if seen is not None:
+            least = torch.full((), torch.finfo(x.dtype).min, dtype=x.dtype)
+            scores = scores + torch.where(seen, torch.zeros((), dtype=x.dtype), least)
+        mixed = (scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, length, WIDTH)
+        return self.gelu(mixed @ self.out)
+
+    def seen(self, length: int) -> torch.Tensor | None:
+        """Which keys a query sees."""
+        ahead = torch.arange(length) - torch.arange(length)[:, None]
+        return {
+            "none": None, "causal": ahead <= 0, "window": (ahead <= 0) & (ahead > -3), "one ahead": ahead <= 1,
+            "both sides": ahead.abs() < 3, "not the last": (ahead <= 0) & (ahead != -2),
+            "far": (ahead <= 0) & (ahead > -100), "beyond 30": (ahead <= 0) | (ahead > 30),
+        }[self.options.mask]  # fmt: skip
+
+    def gelu(self, x: torch.Tensor) -> torch.Tensor:
+        """GELU, or what looks like it."""
+        how = self.options.gelu
+        if how == "erf":
+            return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
+        factor = 0.0447 if how == "other cube" else 0.044715
+        return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + factor * torch.pow(x, 3.0))))
+
+
+def imported(options: Options) -> tuple[gw.Program, Recovered]:
+    """The program of a block, whose outputs and gradients are compared with torch's at two lengths."""
+    torch.manual_seed(3)
+    module = Block(options).to(options.kind).eval()
+    p = gw.from_torch(module, (torch.randn(3, 7, WIDTH, dtype=options.kind),), sizes={"x": ("B", "T", WIDTH)},
+                      recover=False)  # fmt: skip
+    report = recover(p)
+    for batch, length in ((3, 7), (2, 41)):
+        x = torch.randn(batch, length, WIDTH, dtype=options.kind)
+        expected = module(x)
+        rtol = 1e-10 if options.kind is torch.float64 else 2e-4 if options.kind is torch.float32 else 0.1
+        out = p(x=ours(x))["out"]
+        close(out.to("float64").numpy(), expected.detach().double().numpy(), rtol)
+        up = torch.randn_like(expected)
+        grads = torch.autograd.grad(expected, list(module.parameters()), up, allow_unused=True)
+        out.backward(ours(up))
+        for (key, _), grad in zip(module.named_parameters(), grads, strict=True):
+            if grad is not None:
+                made: Any = p.weights[key].grad
+                close(made.to("float64").numpy(), grad.double().numpy(), 5 * rtol)
+                p.weights[key].grad = None
+    return p, report
+
+
+def ours(x: torch.Tensor) -> gw.Tensor:
+    """A tensor of the same values and dtype."""
+    return gw.tensor(x.double().numpy()).to(str(x.dtype).removeprefix("torch."))
+
+
+def close(found: np.ndarray, theirs: np.ndarray, rtol: float) -> None:
+    """Compare relative to the largest entry."""
+    np.testing.assert_allclose(found, theirs, rtol=0, atol=rtol * max(np.abs(theirs).max(), 1e-3))
+
+
+WHOLE = {"sdpa": 1, "mask": 1, "rope": 2, "linear": 1, "gelu": 1}
+OF_ALL = [
+    pytest.param(Options(), {"rms_norm": 1}, {"causal": True, "window": None}, marks=pytest.mark.deep),
+    (Options(norm="offset", mask="window", rope="interleaved", kind=torch.float64), {"rms_norm": 1}, {"window": 3}),
+    (Options(norm="layer", mask="far", rope="partial", gelu="erf"), {"layer_norm": 1}, {"window": 100}),
+]
+
+
+@pytest.mark.parametrize(("options", "norm", "attrs"), OF_ALL, ids=lambda x: getattr(x, "norm", None) or "")
+def test_every_part_of_a_block_is_recovered(options, norm, attrs):
+    p, report = imported(options)
+    assert {kind: len(paths) for kind, paths in report.found.items()} == {**WHOLE, **norm}, str(report)
+    assert not report.left
+    attention = p.attrs(p.of_kind("sdpa")[0])
+    assert attention["optional"] == ()
+    assert attrs.items() <= attention.items()
+    assert p.spec(p.operands(p.of_kind("sdpa")[0])[1]).shape[1] == GROUPS
+    assert [p.path(n) for op in ("softmax", "tanh", "erf", "cos", "matmul", "where") for n in p.of_kind(op)] == []
+    assert [p.path(n) for n in p.nodes() for s in p.specs(n) if s.shape.count("T") > 1] == []
+    before = p.structure_hash()
+    recover(p)
+    assert p.structure_hash() == before  # nothing more is found
+
+
+TWINS = [
+    Options(norm="eps outside", mask="one ahead", gelu="other cube"),
+    Options(norm="uncentred", rope="both positive", mask="both sides"),
+    Options(norm="cube", rope="mirrored", mask="not the last"),
+    pytest.param(Options(mask="beyond 30"), marks=pytest.mark.deep),
+]
+"""Blocks in which constants are changed: none of these parts is an op, and each computes what torch does."""
+
+
+@pytest.mark.parametrize("options", TWINS, ids=lambda o: f"{o.norm}, {o.rope}, {o.mask}, {o.gelu}")
+def test_a_twin_with_changed_constants_computes_what_torch_does(options):
+    p, report = imported(options)
+    changed = {"rms_norm": options.norm != "rms", "rope": options.rope != "half", "gelu": options.gelu != "tanh"}
+    for kind, other in changed.items():
+        assert (kind in report.found) != other, str(report)
+    assert p.attrs(p.of_kind("sdpa")[0])["optional"] == ("bias",)
+    assert list(report.left["mask"]) == report.found["sdpa"] == ["sdpa"]
+    assert "left mask: sdpa" in str(report)
+
+
+def test_half_precision_is_recovered_within_its_rounding():
+    p, report = imported(Options(kind=torch.bfloat16))
+    assert {"sdpa", "mask", "linear", "rope"} <= set(report.found), str(report)
+    assert p.spec(p.of_kind("sdpa")[0]).dtype.name == "bfloat16"
