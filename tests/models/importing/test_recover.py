@@ -171,7 +171,7 @@ def test_every_part_of_a_block_is_recovered(options, norm, attrs):
 
 TWINS = [
     Options(norm="eps outside", mask="one ahead", gelu="other cube"),
-    Options(norm="uncentred", rope="both positive", mask="both sides"),
+    pytest.param(Options(norm="uncentred", rope="both positive", mask="both sides"), marks=pytest.mark.deep),
     Options(norm="cube", rope="mirrored", mask="not the last"),
     pytest.param(Options(mask="beyond 30"), marks=pytest.mark.deep),
 ]
