@@ -193,3 +193,37 @@ def test_half_precision_is_recovered_within_its_rounding():
     p, report = imported(Options(kind=torch.bfloat16))
     assert {"sdpa", "mask", "linear", "rope"} <= set(report.found), str(report)
     assert p.spec(p.of_kind("sdpa")[0]).dtype.name == "bfloat16"
+
+
+class Filled(torch.nn.Module):
+    """Attention whose hidden scores are replaced by a number, by a mask in a buffer."""
+
+    def __init__(self, fill: float, diagonal: int = 0) -> None:
+        super().__init__()
+        self.qkv, self.fill = torch.nn.Linear(WIDTH, 3 * WIDTH), fill
+        self.register_buffer("seen", torch.ones(32, 32).tril(diagonal).view(1, 1, 32, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        q, k, v = (t.view(batch, length, HEADS, HEAD_DIM).transpose(1, 2) for t in self.qkv(x).split(WIDTH, 2))
+        scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(HEAD_DIM))
+        weights = scores.masked_fill(self.seen[:, :, :length, :length] == 0, self.fill).softmax(-1)
+        return (weights @ v).transpose(1, 2).reshape(batch, length, WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("fill", "diagonal", "found"), [(-math.inf, 0, "causal"), (-math.inf, 1, "bias"), (-2.0, 0, None)]
+)
+def test_scores_replaced_by_minus_infinity_are_a_mask(fill, diagonal, found):
+    torch.manual_seed(0)
+    module = Filled(fill, diagonal).eval()
+    p = gw.from_torch(module, (torch.randn(2, 7, WIDTH),), sizes={"x": ("B", "T", WIDTH)})
+    x = torch.randn(3, 11, WIDTH)
+    np.testing.assert_allclose(p(x=x.numpy())["out"].numpy(), module(x).detach().numpy(), atol=1e-6)
+    attention = p.of_kind("sdpa")
+    if found is None:
+        assert not attention
+        return
+    (node,) = attention
+    attrs = p.attrs(node)
+    assert (attrs["causal"], attrs["optional"]) == ((True, ()) if found == "causal" else (False, ("bias",)))

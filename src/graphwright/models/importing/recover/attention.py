@@ -9,7 +9,7 @@ from typing import Any
 
 from graphwright.array import bool_
 from graphwright.models.importing.recover.masks import Mask, recognise
-from graphwright.models.importing.recover.regions import IN_ORDER, VIEWS, Draw, Regions, bias
+from graphwright.models.importing.recover.regions import IN_ORDER, VIEWS, Draw, Regions, bias, some_hidden
 from graphwright.ops import get
 from graphwright.program.op_graph import Value
 
@@ -22,6 +22,7 @@ class _Scores:
 
     Attributes:
         added: value that is added to the scores, or None.
+        hidden: bool mask of the scores that -inf replaces, or None.
         cap: scores s become cap · tanh(s / cap); None without.
     """
 
@@ -29,6 +30,7 @@ class _Scores:
     k: Value
     scale: float = 1.0
     added: Value | None = None
+    hidden: Value | None = None
     cap: float | None = None
 
 
@@ -53,7 +55,12 @@ def recover_attention(s: Regions) -> None:
 def _recover(s: Regions, root: Value, known: dict[Any, Mask | None], masks: dict[Value, Value]) -> str:
     """Replace the attention around a softmax; return why not, or "" also if the softmax is of no attention."""
     x, *mask = s.p.operands(root.node)
-    scores, result = _scores(s, x, with_mask=True), _result(s, root)
+    chosen = s.parts(x, "where")
+    filled = chosen is not None and s.number(chosen[1]) == -inf
+    scores, result = (
+        _scores(s, chosen[2] if chosen is not None and filled else x, with_mask=not filled),
+        _result(s, root),
+    )
     if scores is None or result is None:
         return ""
     if s.attr(root, "axis") not in (-1, len(s.shape(root)) - 1):
@@ -62,6 +69,9 @@ def _recover(s: Regions, root: Value, known: dict[Any, Mask | None], masks: dict
         return "the op has no softcap"
     out, v = result
     seen = _mask_operand(s, scores, mask)
+    if chosen is not None and filled:
+        scores.hidden = chosen[0]
+        seen = None if mask else (s.add("logical_not", [chosen[0]], f"{s.module(root)}seen", out),)
     if seen is None:
         return "it has a mask besides what is added to its scores"
     shape = _score_shape(s, root)
@@ -73,6 +83,7 @@ def _recover(s: Regions, root: Value, known: dict[Any, Mask | None], masks: dict
             continue
         _attributes(s, made, seen, shape, known, masks, out)
         return ""
+    s.sweep(v.node for v in seen if scores.hidden is not None)
     return "no operands of sdpa give the same result"
 
 
@@ -168,7 +179,10 @@ def _build(
         narrow = _narrow(s, seen[0], shape)
         if narrow is None:
             return None
-        draws[narrow] = bias if s.p.spec(narrow).dtype.is_float else None
+        if scores.hidden is not None:
+            draws[s.p.operands(narrow.node)[0]] = some_hidden
+        else:
+            draws[narrow] = bias if s.p.spec(narrow).dtype.is_float else None
         extra = [_four_axes(s, narrow, f"{s.module(root)}bias", out)]
         attrs["optional"] = ("bias",)
     made = s.add("sdpa", [*operands, *extra], f"{s.module(root)}sdpa", out, **attrs)

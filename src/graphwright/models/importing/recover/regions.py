@@ -336,3 +336,10 @@ def bias(rng: np.random.Generator, spec: Spec) -> np.ndarray:
     hidden = rng.random(spec.sizes) < 0.3
     hidden[..., 0] = False
     return np.where(hidden, -inf, drawn)
+
+
+def some_hidden(rng: np.random.Generator, spec: Spec) -> np.ndarray:
+    """Draw bools that are true for keys that are hidden: some, but not the first."""
+    drawn = rng.random(spec.sizes) < 0.3
+    drawn[..., 0] = False
+    return drawn
