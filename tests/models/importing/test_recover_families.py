@@ -57,6 +57,8 @@ FAMILIES = {
     "gemma3": Family("Gemma3Text:Gemma3", "ForCausalLM", {**GROUPED, "head_dim": 8, "sliding_window": 4,
                      "layer_types": ["sliding_attention", "full_attention"]}, {**ROPE, "rms_norm": 6},
                      ((True, 4, ()), CAUSAL), deep=False),
+    "gemma2": Family("Gemma2", "ForCausalLM", {**GROUPED, "head_dim": 8, "sliding_window": 4,
+                     "attn_implementation": "eager"}, {**ROPE, "rms_norm": 4}, ((True, 4, ()), CAUSAL)),
     "phi3": Family("Phi3", "ForCausalLM", GROUPED, LLAMA, out="o_proj.weight"),
     "olmo2": Family("Olmo2", "ForCausalLM", GROUPED, {**ROPE, "rms_norm": 4}),
     "mixtral": Family("Mixtral", "ForCausalLM", {**GROUPED, "num_local_experts": 4}, LLAMA),
