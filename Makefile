@@ -8,7 +8,7 @@ export VENV PYTHON
 # many processes are started here: what one of them compiled, the others read
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint types cov docs bench lock chromium clean
+.PHONY: help demo test lint types cov docs bench conformance lock chromium clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -50,6 +50,11 @@ docs:  ## the site, in site/; fails on a link that leads nowhere
 bench:  ## figures beside peers; NAME=edits for one
 	@scripts/environment.sh hf,bench
 	$(BIN)/python -m benchmarks $(NAME)
+
+conformance:  ## what from_torch opens, beside torch: docs/conformance.md; NAME=resnet18 for one; takes hours
+	@# apart: beside torch without CUDA, transformers cannot import an installed torchvision by itself
+	@VENV=$(VENV)/conformance scripts/environment.sh all,dev,conformance
+	$(VENV)/conformance/bin/python scripts/conformance.py $(if $(NAME),--only $(NAME))
 
 lock:  ## rewrite constraints.txt from this environment
 	@scripts/lock.sh

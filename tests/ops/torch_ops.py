@@ -350,6 +350,7 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "recall": lambda ins, a: ins[0],
     "stop_gradient": lambda ins, a: ins[0].detach(),
     "scale_gradient": lambda ins, a: _ScaleGradient.apply(ins[0], a["scale"]),
+    "assert_sizes": lambda ins, a: ins[0],
     "assert_finite": lambda ins, a: ins[0].clone(),
     "cast": lambda ins, a: ins[0].to(TORCH_DTYPE[a["dtype"]]),
     "copy": lambda ins, a: ins[0].clone(),

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from typing import Any, Literal
 
 from graphwright.array.dtype import DType, dtype
 from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import elementwise as elementwise_forms
 from graphwright.array.vm.encode import rows as row_forms
-from graphwright.ops.attributes import Attr
+from graphwright.errors import ShapeError
+from graphwright.ops.attributes import Attr, Dimension
 from graphwright.ops.axes import AxesUse, Dims, OrNone, broadcast, identity
 from graphwright.ops.call import call
+from graphwright.ops.emit import sizes
 from graphwright.ops.registry import Row, Traits, free_cost, moving_cost, op
 from graphwright.ops.rules import floating, same, unary_sample
+
+_RELATIONS = {">=": operator.ge, "==": operator.eq, "!=": operator.ne}
 
 
 @op("cast")
@@ -100,6 +106,42 @@ class Recall(Row):
     onnx = "Identity"
     emit = "{0}"
     vjp = lambda g, ins, outs, attrs, needs: (g,)
+
+
+def _met(left: Any, right: Any, relation: str, text: str) -> None:
+    """Raise ShapeError if two sizes are known and not in the relation."""
+    if not isinstance(left, str) and not isinstance(right, str) and not _RELATIONS[relation](left, right):
+        raise ShapeError(f"sizes do not meet the condition {text}", expected=text, got=f"{left} {relation} {right}")
+
+
+@op("assert_sizes")
+class AssertSizes(Row):
+    """x, as a view; raises ShapeError unless the sizes `left` and `right` are in the relation, described by `text`."""
+
+    arity, cost = 1, free_cost
+    attrs = {
+        "left": Attr(Dimension),
+        "right": Attr(Dimension),
+        "relation": Attr(Literal[">=", "==", "!="]),
+        "text": Attr(str),
+    }
+    sample = unary_sample(-1, 1, left=5, right=3, relation=">=", text="T > 2")
+    traits = Traits(linear_in=(0,))
+    axes = identity
+    onnx = "Identity"
+    vjp = lambda g, ins, outs, attrs, needs: (g,)
+
+    def infer(x, left, right, relation, text):
+        _met(left, right, relation, text)
+        return x
+
+    def view(layout, attrs):
+        _met(**attrs)
+        return layout
+
+    def emit(i, a):
+        left, right = sizes((a["left"],)), sizes((a["right"],))
+        return f"({i[0]}, torch._check({left} {a['relation']} {right}, lambda: {a['text']!r}))[0]"
 
 
 @op("assert_finite")

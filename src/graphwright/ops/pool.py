@@ -45,9 +45,9 @@ def _windows(x: Spec, kernel: Any, attrs: Any) -> Spec:
 
 
 def _resized(x: Spec, sizes: tuple[int, ...]) -> Spec:
-    """Return the spec of x with its trailing axes resized. Raises: ShapeError for a named size or one below 1."""
+    """Return the spec of x with its trailing axes resized. Raises: ShapeError for a size below 1."""
     at = len(floating(x).shape) - len(sizes)
-    if not 1 <= len(sizes) <= 2 or at < 0 or any(isinstance(n, str) or n < 1 for n in (*sizes, *x.shape[at:])):
+    if not 1 <= len(sizes) <= 2 or at < 0 or any(type(n) is int and n < 1 for n in (*sizes, *x.shape[at:])):
         expected = "one or two trailing axes of size >= 1, and sizes >= 1"
         raise ShapeError("cannot resize the trailing axes", expected=expected, got=f"{x} to sizes {sizes}")
     return Spec((*x.shape[:at], *sizes), x.dtype)
@@ -233,7 +233,7 @@ class Interpolate(_PoolOp):
         way = "align_corners" if u.attrs["align_corners"] else "half_pixel" if linear else "asymmetric"
         options: dict[str, Any] = {"mode": "linear"} if linear else {"mode": "nearest", "nearest_mode": "floor"}
         options |= {"axes": list(range(2, 2 + rank)), "coordinate_transformation_mode": way}
-        return _on_planes(u, rank, lambda x: u("Resize", x, "", "", u.ints(*u.attrs["sizes"]), **options))
+        return _on_planes(u, rank, lambda x: u("Resize", x, "", "", u.shape(u.attrs["sizes"]), **options))
 
     def emit(i, a):
         mode = "bilinear" if a["mode"] == "linear" and len(a["sizes"]) == 2 else a["mode"]

@@ -12,15 +12,18 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._decomp import get_decompositions
 from torch.export import Dim, ExportedProgram, default_decompositions
 from torch.export.graph_signature import InputKind
+from torch.fx.experimental import _config
 from torch.utils import _pytree as pytree
 
 from graphwright.errors import UsageError
 from graphwright.models.errors import CaptureError
-from graphwright.models.importing.operators import find
+from graphwright.models.importing.operators import find, operator_name
+from graphwright.models.importing.sizes import Limit, Shape, named_sizes
 
-Shape = Sequence[int | str | None]
+shape_config: Any = _config
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class Captured:
         examples: the tensors of the inputs by name, in the order of the graph.
         sizes: for each input with named sizes its shape, in which sizes that torch fixed are numbers.
         fixed: named sizes that torch fixed, and limits of others: what they are, in words.
+        limits: conditions on named sizes under which the graph is what the module computes.
         tensors: parameters, buffers and constants by their names in the graph's signature.
         training: whether the module was captured in training mode.
     """
@@ -40,6 +44,7 @@ class Captured:
     examples: dict[str, torch.Tensor]
     sizes: dict[str, Shape]
     fixed: dict[str, str]
+    limits: tuple[Limit, ...]
     tensors: dict[str, torch.Tensor]
     training: bool
 
@@ -51,59 +56,60 @@ def capture(
 
     Raises: UsageError for sizes that do not fit the examples; CaptureError for code that has no graph.
     """
-    names = _argument_names(module, args, kwargs)
-    given = {name: leaf for name, leaf in names.items() if isinstance(leaf, torch.Tensor)}
+    given = {name: leaf for name, leaf in _argument_names(module, args, kwargs).items()
+             if isinstance(leaf, torch.Tensor)}  # fmt: skip
     _check_sizes(sizes, given)
+    args, kwargs = _without_ones(module, args, kwargs, sizes)
+    names = _argument_names(module, args, kwargs)
+    with _in_mode(module, train), _quiet():
+        exported = _exported(module, args, kwargs, sizes)
+    inputs = [s.arg for s in exported.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]
+    found = {name: arg for (name, leaf), arg in zip(names.items(), inputs, strict=True)
+             if isinstance(leaf, torch.Tensor)}  # fmt: skip
+    examples = {name: leaf for name, leaf in names.items() if name in found}
+    shapes, fixed, limits = named_sizes(exported, {name: arg.name for name, arg in found.items()}, sizes)
+    tensors = {name: t for name, t in (*exported.state_dict.items(), *exported.constants.items())
+               if isinstance(t, torch.Tensor)}  # fmt: skip
+    return Captured(exported, examples, shapes, fixed, limits, tensors, train)
+
+
+def _exported(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], sizes: Mapping[str, Shape]
+) -> ExportedProgram:
+    """Export a module, and decompose the operators that have no row.
+
+    The first try treats sizes as unknown also where torch would assume that they are not 0 or 1, so that a branch of
+    the module's code on a size of 1 becomes a condition; the second one is torch's own way.
+    Raises: CaptureError.
+    """
     dynamic = pytree.tree_map_with_path(
         lambda path, leaf: _dynamic(sizes.get(_label(path)), leaf), _by_name(module, args, kwargs)
     )
-    with _in_mode(module, train), _quiet():
+    errors: list[Exception] = []
+    for oblivious in (True, False):
         try:
-            exported = torch.export.export(
-                module, tuple(args), dict(kwargs), dynamic_shapes=dynamic or None, strict=False
-            )
-            exported = exported.run_decompositions(_decompositions())
+            with shape_config.patch(backed_size_oblivious=oblivious):
+                made = torch.export.export(
+                    module, tuple(args), dict(kwargs), dynamic_shapes=dynamic or None, strict=False
+                )
+                return _decomposed(made)
         except Exception as error:
-            raise _capture_error(module, error) from error
-    placeholders = {n.name: n for n in exported.graph.nodes if n.op == "placeholder"}
-    inputs = [s.arg for s in exported.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]
-    examples, shapes, fixed = {}, {}, dict[str, str]()
-    symbols: dict[Any, str] = {}
-    for (name, leaf), arg in zip(names.items(), inputs, strict=True):
-        if not isinstance(leaf, torch.Tensor):
-            continue
-        examples[name] = leaf
-        if name not in sizes:
-            continue
-        found: list[int | str | None] = []
-        for wanted, have in zip(sizes[name], placeholders[arg.name].meta["val"].shape, strict=True):
-            if not isinstance(wanted, str):
-                found.append(wanted)
-            elif isinstance(have, int):
-                fixed[wanted] = f"{have}, by the module's code"
-                found.append(have)
-            else:
-                symbol = have.node.expr
-                first = symbols.setdefault(symbol, wanted)
-                if first != wanted:
-                    fixed[wanted] = f"{first}, by the module's code"
-                found.append(first)
-                fixed |= _limits(first, exported.range_constraints.get(symbol))
-        shapes[name] = tuple(n if not isinstance(n, str) or n not in fixed or not fixed[n][0].isdigit()
-                             else int(fixed[n].split(",")[0]) for n in found)  # fmt: skip
-    tensors = {name: t for name, t in (*exported.state_dict.items(), *exported.constants.items())
-               if isinstance(t, torch.Tensor)}  # fmt: skip
-    return Captured(exported, examples, shapes, fixed, tensors, train)
+            errors.append(error)
+    raise _capture_error(module, errors[-1]) from errors[-1]
 
 
-def _limits(name: str, bounds: Any) -> dict[str, str]:
-    """Return the limits of a size that the module's code sets; torch's own lower limit of 2 is none."""
-    if bounds is None:
-        return {}
-    low, high = bounds.lower, bounds.upper
-    text = [f"at least {low}"] if low > 2 else []
-    text += [f"at most {high}"] if getattr(high, "is_Integer", False) and high < 2**31 else []
-    return {f"{name} (limit)": " and ".join(text)} if text else {}
+def _decomposed(exported: ExportedProgram) -> ExportedProgram:
+    """Decompose a graph: by torch's table first, then each operator without a row by its own decomposition, if any."""
+    exported, tried = exported.run_decompositions(_decompositions()), set[Any]()
+    while True:
+        unknown = {n.target for part in exported.graph_module.modules() if isinstance(part, torch.fx.GraphModule)
+                   for n in part.graph.nodes if isinstance(n.target, torch._ops.OpOverload)}  # fmt: skip
+        unknown = {op for op in unknown - tried if find(*operator_name(op)) is None}
+        own = {op: rule for op, rule in get_decompositions(list(unknown)).items() if op in unknown}
+        if not own:
+            return exported
+        tried |= unknown
+        exported = exported.run_decompositions(own)
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------
@@ -144,6 +150,36 @@ def _check_sizes(sizes: Mapping[str, Shape], given: Mapping[str, torch.Tensor]) 
                              expected=f"as many as {have}", got=tuple(shape))  # fmt: skip
 
 
+def _without_ones(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], sizes: Mapping[str, Shape]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return the arguments with other examples for named sizes of 0 and 1: entries repeated to distinct primes.
+
+    torch would fix these sizes, and take the branches of the code that are for them alone.
+    """
+    leaves = _argument_names(module, args, kwargs)
+    have = {n: leaves[name].shape[axis] for name, shape in sizes.items() for axis, n in enumerate(shape)
+            if isinstance(n, str)}  # fmt: skip
+    primes = (p for p in (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37) if p not in have.values())
+    wanted = {n: next(primes, 41) for n, size in have.items() if size < 2}
+
+    def larger(path: Any, leaf: Any) -> Any:
+        for axis, n in enumerate(sizes.get(_label(path), ())):
+            if n in wanted and isinstance(leaf, torch.Tensor):
+                if leaf.shape[axis] == 0:
+                    leaf = leaf.new_zeros((*leaf.shape[:axis], 1, *leaf.shape[axis + 1 :]))
+                leaf = leaf.repeat_interleave(wanted[n], axis)
+        return leaf
+
+    if not wanted:
+        return args, kwargs
+    changed = pytree.tree_map_with_path(larger, _by_name(module, args, kwargs))
+    bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    for name, value in bound.arguments.items():
+        bound.arguments[name] = changed.get(name, {k: changed[k] for k in value} if isinstance(value, dict) else value)
+    return bound.args, bound.kwargs
+
+
 def _dynamic(shape: Shape | None, leaf: Any) -> Any:
     if shape is None or not isinstance(leaf, torch.Tensor):
         return None
@@ -153,7 +189,7 @@ def _dynamic(shape: Shape | None, leaf: Any) -> Any:
 # -- torch -------------------------------------------------------------------------------------------------------------
 @cache
 def _kept() -> frozenset[Any]:
-    return frozenset(op for op in default_decompositions() if find(*_name(op)) is not None)
+    return frozenset(op for op in default_decompositions() if find(*operator_name(op)) is not None)
 
 
 def _decompositions() -> Any:
@@ -162,11 +198,6 @@ def _decompositions() -> Any:
     for op in _kept():
         table.pop(op, None)
     return table
-
-
-def _name(op: Any) -> tuple[str, str]:
-    """Return an operator's name, without `aten::`, and its overload."""
-    return op._schema.name.partition("::")[2], op._overloadname
 
 
 @contextmanager

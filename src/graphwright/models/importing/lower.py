@@ -13,16 +13,21 @@ from torch.utils import _pytree as pytree
 
 from graphwright.array import NDArray, from_dlpack
 from graphwright.array import dtype as named
+from graphwright.array.sizes import Size
 from graphwright.autograd import Parameter, Tensor, Variable, no_grad
+from graphwright.autograd.named_sizes import TracedSize, traced
 from graphwright.autograd.recorder import scope
+from graphwright.errors import ShapeError
 from graphwright.models.errors import UnsupportedOperator
 from graphwright.models.importing.capture import Captured
-from graphwright.models.importing.operators import find
+from graphwright.models.importing.operators import find, operator_name
+from graphwright.models.importing.sizes import Limit
 from graphwright.program.weights import abstract_array
 
 _PYTHON = {python.add, python.sub, python.mul, python.floordiv, python.truediv, python.mod, python.neg, python.pow,
            python.getitem, python.eq, python.ne, python.lt, python.le, python.gt, python.ge, python.and_, python.or_,
-           python.not_}  # fmt: skip
+           python.not_, torch.sym_not}  # fmt: skip
+_CHOICES = {torch.sym_min: True, torch.sym_max: False}
 _OPTIONS = {"device", "layout", "pin_memory", "memory_format"}
 """Options of torch's operators that say where and how a result is stored, which the plan decides here."""
 
@@ -48,6 +53,7 @@ class Lowered:
     def __post_init__(self) -> None:
         self.graph_module = self.captured.exported.graph_module
         self.functions: dict[Any, Callable[..., Any]] = {}
+        self.decided: dict[str, bool] = {}
         self._check(self.graph_module)
         signature = self.captured.exported.graph_signature
         self.mutated = {spec.arg.name: spec.target for spec in signature.output_specs
@@ -81,8 +87,9 @@ class Lowered:
     # -- the function that is traced -----------------------------------------------------------------------------------
     def __call__(self, *inputs: Tensor) -> dict[str, Tensor]:
         """Run the graph; returns the outputs by name."""
-        given = iter(inputs)
+        given = iter(self._limited(inputs))
         values: list[Any] = []
+        spec: Any
         for spec in self.captured.exported.graph_signature.input_specs:
             if spec.kind != InputKind.USER_INPUT:
                 values.append(self.variables[spec.arg.name])
@@ -90,6 +97,7 @@ class Lowered:
                 values.append(spec.arg.value)
             else:
                 values.append(next(given))
+        self.chosen: list[Limit] = []
         results = self._run(self.graph_module, values)
         outputs: list[Any] = []
         signature = self.captured.exported.graph_signature
@@ -99,7 +107,26 @@ class Lowered:
                 self.variables[source.arg.name].assign(value.detach())
             elif spec.kind == OutputKind.USER_OUTPUT:
                 outputs.append(value)
+        for limit in self.chosen:
+            at = next(i for i, value in enumerate(outputs) if isinstance(value, Tensor))
+            outputs[at] = limit.applied(outputs[at])
         return output_names(self.captured.exported.call_spec.out_spec, outputs)
+
+    def _limited(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return the inputs, with checks of the conditions on their sizes: each on an input that has one of its names.
+
+        Raises: ShapeError if a condition does not hold for the sizes of this trace.
+        """
+        found, shapes = dict(zip(self.captured.examples, inputs, strict=True)), self.captured.sizes
+        here = {n: size.here if type(size) is TracedSize else size for name, shape in shapes.items()
+                for n, size in zip(shape, found[name].shape, strict=True) if isinstance(n, str)}  # fmt: skip
+        for limit in self.captured.limits:
+            if not limit.holds(here):
+                values = ", ".join(f"{n} = {here[n]}" for n in limit.names)
+                raise ShapeError(f"sizes do not meet the condition {limit.text}", where=limit.where, got=values)
+            owner = next(name for name, shape in shapes.items() if set(shape) & set(limit.names))
+            found[owner] = limit.applied(found[owner])
+        return list(found.values())
 
     def _run(self, module: torch.fx.GraphModule, values: Sequence[Any]) -> tuple[Any, ...]:
         given, env = iter(values), dict[torch.fx.Node, Any]()
@@ -131,8 +158,11 @@ class Lowered:
 
     def _call(self, module: Any, node: torch.fx.Node, env: Mapping[torch.fx.Node, Any]) -> Any:
         args, kwargs = _filled(node.args, env), _filled(node.kwargs, env)
-        if node.target in _PYTHON:
-            return node.target(*args)  # pyright: ignore[reportCallIssue]  # a function of the module operator
+        target: Any = node.target
+        if target in _PYTHON:
+            return target(*args)
+        if target in _CHOICES:
+            return self._choose(node, *args, least=_CHOICES[target])
         if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
             enabled, inner, *rest = args
             if enabled:
@@ -141,12 +171,34 @@ class Lowered:
                 return self._run(inner, rest)
         return self.functions[node.target](*args, **{k: v for k, v in kwargs.items() if k not in _OPTIONS})
 
+    def _choose(self, node: torch.fx.Node, a: Any, b: Any, *, least: bool) -> Any:
+        """Return the smaller or larger of two sizes: the one that is so for the example, with a check that it stays so.
+
+        Raises: ShapeError if it is the other one for the sizes of this trace.
+        """
+        here = [size.here if type(size) is TracedSize else size for size in (a, b)]
+        first = (here[0] <= here[1]) if least else (here[0] >= here[1])
+        if self.decided.setdefault(node.name, first) != first:
+            raise ShapeError("another size is the smaller or larger one than in the example", where=_line(node),
+                             got=f"{a} and {b}")  # fmt: skip
+        if traced(a) or traced(b):
+            small, large = (a, b) if first == least else (b, a)
+            size = Size(Size.of(large).terms) - Size(Size.of(small).terms)
+            limit = Limit("least", size, f"{small} <= {large}", _line(node))
+            if not limit.always:
+                self.chosen.append(limit)
+        return a if first else b
+
     # -- operators -----------------------------------------------------------------------------------------------------
     def _check(self, module: torch.fx.GraphModule) -> None:
         """Find the function of each operator. Raises: UnsupportedOperator naming all that have none."""
         unknown: dict[str, list[str]] = {}
         for node in _calls(module):
-            if node.target in _PYTHON or node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
+            if (
+                node.target in _PYTHON
+                or node.target in _CHOICES
+                or node.target is torch.ops.higher_order.wrap_with_set_grad_enabled
+            ):
                 continue
             name, overload = operator_name(node.target)
             self.counts[name] = self.counts.get(name, 0) + 1
@@ -167,15 +219,6 @@ class Lowered:
 def sym_size(x: Tensor, axis: int) -> Any:
     """Return the size of an axis."""
     return x.shape[axis]
-
-
-def operator_name(target: Any) -> tuple[str, str]:
-    """Return an operator's name and overload."""
-    schema = getattr(target, "_schema", None)
-    if schema is None:
-        return getattr(target, "__name__", str(target)), ""
-    space, _, name = schema.name.partition("::")
-    return (name if space == "aten" else f"{space}::{name}"), target._overloadname
 
 
 def _calls(module: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:

@@ -150,6 +150,8 @@ def _upsampled(mode: str) -> Any:
     def run(x: Tensor, size: Any, *args: Any) -> Tensor:
         corners = args[0] if args and isinstance(args[0], bool) else None
         factors = next((a for a in args if isinstance(a, list | tuple) and a), None)
+        if size is None and all(float(f).is_integer() for f in factors or ()):
+            size = [n * int(f) for n, f in zip(x.shape[2:], factors or (), strict=True)]
         if size is not None:
             return functional.interpolate(x, size=tuple(size), mode=mode, align_corners=corners)
         return functional.interpolate(x, scale_factor=tuple(factors or ()), mode=mode, align_corners=corners)
@@ -157,10 +159,8 @@ def _upsampled(mode: str) -> Any:
     return run
 
 
-# by name: modes of interpolation, and the numbers of axes that torch has them for
-for _mode, _axes in {"nearest": "123", "linear": "1", "bilinear": "2", "bicubic": "2", "trilinear": "3"}.items():
-    for _n in _axes:
-        operator(f"upsample_{_mode}{_n}d")(_upsampled(_mode))
+for _name in ["nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d"]:
+    operator(f"upsample_{_name}")(_upsampled(_name[:-2]))
 
 
 # -- attention, dropout, losses ----------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor | No
     return functional.dropout(x, p, train is not False), None
 
 
-_REDUCTION = ("none", "mean", "sum")  # by name: torch numbers the reductions of losses
+_REDUCTION = ["none", "mean", "sum"]
 
 
 @operator("cross_entropy_loss")

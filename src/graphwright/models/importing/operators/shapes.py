@@ -9,6 +9,9 @@ from graphwright.autograd import Tensor, top
 from graphwright.models.importing.operators.table import equal, operator
 from graphwright.nn import functional
 
+_END = 2**63 - 1
+"""The end of a slice that has none."""
+
 equal(top, """
     broadcast_to diag_embed diagonal flip movedim narrow permute roll select squeeze stack swapaxes tile tril triu
     transpose unbind unflatten unsqueeze flatten
@@ -34,7 +37,7 @@ def expand(x: Tensor, size: Sequence[int], implicit: bool = False) -> Tensor:
 @operator("slice")
 def slice_(x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
     """x[start:end:step] along one axis."""
-    end = None if type(end) is int and end == 2**63 - 1 else end
+    end = None if type(end) is int and end == _END else end
     return x[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)]
 
 
@@ -74,8 +77,21 @@ for _mode, _prefix in (("reflect", "reflection"), ("replicate", "replication")):
         operator(f"{_prefix}_pad{_n}d")(lambda x, widths, mode=_mode: functional.pad(x, widths, mode))
 
 
-@operator("slice_scatter", "select_scatter")
-def scattered(*args: Any, **options: Any) -> Tensor:
-    """Return x with one slice or entry replaced by another tensor."""
-    scatter = top.select_scatter if len(args) == 4 and "start" not in options else top.slice_scatter
-    return scatter(*args, **options)
+@operator("select_scatter")
+def select_scatter(x: Tensor, source: Tensor, dim: int, index: Any) -> Tensor:
+    """Return x with one entry of an axis replaced by another tensor."""
+    at = (slice(None),) * (dim % x.ndim)
+    after = [x[(*at, slice(index + 1, None))]] if index != -1 else []
+    return top.cat([x[(*at, slice(None, index))], source.unsqueeze(dim % x.ndim), *after], dim=dim)
+
+
+@operator("slice_scatter")
+def slice_scatter(x: Tensor, source: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
+    """Return x with x[start:end:step] of one axis replaced by another tensor."""
+    at = (slice(None),) * (dim % x.ndim)
+    end = None if type(end) is int and end == _END else end
+    if step != 1:
+        return top.slice_scatter(x, source, dim, start, end, step)
+    before = [] if type(start) is int and start == 0 else [x[(*at, slice(None, start))]]
+    after = [] if end is None else [x[(*at, slice(end, None))]]
+    return top.cat([*before, source.expand(x[(*at, slice(start, end))].shape), *after], dim=dim)

@@ -36,3 +36,12 @@ def equal(home: Any, names: str) -> None:
 def find(name: str, overload: str) -> Callable[..., Any] | None:
     """Return the function of an operator's overload, or None."""
     return OPERATORS.get(f"{name}.{overload}") or OPERATORS.get(name)
+
+
+def operator_name(target: Any) -> tuple[str, str]:
+    """Return an operator's name and overload."""
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return getattr(target, "__name__", str(target)), ""
+    space, _, name = schema.name.partition("::")
+    return (name if space == "aten" else f"{space}::{name}"), target._overloadname

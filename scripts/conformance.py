@@ -1,0 +1,354 @@
+"""The conformance scoreboard: what `gw.from_torch` opens, beside torch. `make conformance` writes docs/conformance.md.
+
+    python scripts/conformance.py [--only NAME ...] [--kind KIND ...] [--json FILE] [--seconds N] [--no-write]
+
+Per model, in a process of its own with a time limit: captured (torch.export has a graph), lowered (each operator has a
+row), equal (outputs within 1e-4 of torch's largest entry, at the example and at other sizes), pruned (channels, neurons
+or heads removed: as if they were multiplied by 0). Per operator: the samples of torch's OpInfo database, with gradients
+in float64. A result that differs from torch's is `wrong`; the exit status is 1 if there is any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import inspect
+import json
+import multiprocessing
+import os
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "ops"), str(ROOT / "tests" / "models" / "importing")]
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from conformance_models import Case, import_torchvision, timm_cases, torchvision_cases, transformers_cases  # noqa: E402
+
+import graphwright as gw  # noqa: E402
+from graphwright.models.errors import CaptureError, UnsupportedOperator  # noqa: E402
+from graphwright.program import EmptyAxis, FrozenAxis, RaggedUnit  # noqa: E402
+
+PAGE = ROOT / "docs" / "conformance.md"
+STAGES = ("captured", "lowered", "equal", "pruned")
+TOLERANCE = 1e-4
+
+
+@dataclass
+class Outcome:
+    """The outcome of one model: the stages that it passed, and why the next one failed."""
+
+    kind: str
+    name: str
+    passed: list[str] = field(default_factory=list)
+    wrong: bool = False
+    why: str = ""
+    fixed: dict[str, str] = field(default_factory=dict)
+    units: dict[str, int] = field(default_factory=dict)
+    peer: str = ""
+    seconds: float = 0.0
+
+
+# -- one model ---------------------------------------------------------------------------------------------------------
+def open_and_compare(case: Case, peer: bool) -> Outcome:
+    """Open a model and compare it with torch."""
+    start, found = time.perf_counter(), Outcome(case.kind, case.name)
+    torch.manual_seed(0)
+    try:
+        module = case.make().eval()
+        for tensor in module.state_dict().values():  # fresh weights are often 0 or tiny, and hide mistakes
+            if tensor.is_floating_point() and tensor.ndim == 1:
+                tensor.add_(torch.rand_like(tensor) * 0.1)
+        _stages(case, module, found)
+        if peer:
+            found.peer = _torch_pruning(case)
+    except UnsupportedOperator as error:
+        found.why = f"operators: {', '.join(error.operators)}"
+    except CaptureError as error:
+        found.why = f"{error.got} ({error.where})"
+    except Exception as error:
+        notes = "; ".join(getattr(error, "__notes__", [])[:1])
+        found.why = f"{type(error).__name__} {notes}: {error}"
+    found.why = " ".join(found.why.split())[:300]
+    found.seconds = round(time.perf_counter() - start, 1)
+    return found
+
+
+def _stages(case: Case, module: torch.nn.Module, found: Outcome) -> None:
+    inputs = case.inputs(0)
+    sizes = dict(case.sizes)
+    args: tuple[Any, ...] = ()
+    if case.kind != "transformers":  # the name of the argument differs from model to model
+        args, inputs = tuple(inputs.values()), {}
+        name = next(iter(inspect.signature(module.forward).parameters))
+        sizes = {name: next(iter(case.sizes.values()))}
+    program = _opened(module, args, inputs, sizes, found)
+    worst = 0.0
+    for i in (0, 1):
+        if i and found.fixed:
+            continue
+        given = case.inputs(i)
+        given = given if not args else {next(iter(sizes)): next(iter(given.values()))}
+        with torch.no_grad():
+            want = module(**given) if not args else module(*given.values())
+        got = program(**{k: gw.tensor(v.numpy()) for k, v in given.items()})
+        worst = max([worst, *_differences(want, got)])
+    if not worst <= TOLERANCE:
+        found.wrong, found.why = True, f"outputs differ by {worst:.1e}"
+        return
+    found.passed.append("equal")
+    _prune(program, {k: v.numpy() for k, v in given.items()}, found)
+
+
+def _opened(module: torch.nn.Module, args: Any, inputs: Any, sizes: Any, found: Outcome) -> gw.Program:
+    try:
+        program = gw.from_torch(module, args, inputs, sizes=sizes)
+    except Exception as error:
+        if not isinstance(error, CaptureError):
+            found.passed.append("captured")
+        raise
+    found.passed += ["captured", "lowered"]
+    shapes = [program.spec(n).shape for n in program.inputs()]
+    named = {d for shape in shapes for d in shape if isinstance(d, str)}
+    found.fixed = {d: "fixed" for shape in sizes.values() for d in shape if isinstance(d, str) and d not in named}
+    return program
+
+
+def _differences(want: Any, got: Any) -> Iterator[float]:
+    """Yield the largest difference of each output, relative to its largest entry."""
+    theirs = dict(want) if hasattr(want, "items") else {"out": want} if isinstance(want, torch.Tensor) else {
+        ("out" if i == 0 else f"out_{i}"): v for i, v in enumerate(want)}  # fmt: skip
+    pairs = 0
+    for name, value in theirs.items():
+        if isinstance(value, torch.Tensor) and isinstance(got.get(name), gw.Tensor):
+            a, b = got[name].numpy().astype("f8"), value.detach().numpy().astype("f8")
+            pairs += 1
+            yield np.inf if a.shape != b.shape else float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-6))
+    if not pairs:
+        yield np.inf
+
+
+def _prune(program: gw.Program, feeds: dict[str, Any], found: Outcome) -> None:
+    """Cut units of some axes, and compare with the program in which they are multiplied by 0."""
+    from axis_samples import masked, run  # pyright: ignore[reportMissingImports]
+
+    rng, reasons = np.random.default_rng(0), Counter()
+    kinds = ("heads", "neurons", "channels")
+    groups = sorted(program.axes().values(), key=lambda g: next((i for i, k in enumerate(kinds) if k in g.kinds), 9))
+    for group in groups:
+        kind = next((k for k in kinds if k in group.kinds), None)
+        if kind is None or found.units.get(kind, 0) >= 2 or group.size < 2:
+            continue
+        if group.frozen or group.mixed:
+            reasons[(group.frozen or group.mixed)[0]] += 1
+            continue
+        units = group.units(sorted(rng.choice(group.size, max(1, group.size // 4), replace=False).tolist()))
+        try:
+            want = run(masked(program, units), feeds)
+            units.prune()
+        except (RaggedUnit, EmptyAxis, FrozenAxis) as error:
+            reasons[error.what] += 1
+            continue
+        got = run(program, feeds)
+        program.undo()
+        worst = max(float(np.abs(got[n] - want[n]).max() / max(np.abs(want[n]).max(), 1e-6)) for n in want)
+        if not worst <= TOLERANCE:
+            found.wrong, found.why = True, f"{group.name}: cut and masked differ by {worst:.1e}"
+            return
+        found.units[kind] = found.units.get(kind, 0) + 1
+    if found.units:
+        found.passed.append("pruned")
+    else:
+        found.why = "no units to prune: " + "; ".join(r for r, _ in reasons.most_common(2))
+
+
+def _torch_pruning(case: Case) -> str:
+    """Prune half of a model's channels by Torch-Pruning; returns `pruned`, or the error's type."""
+    import torch_pruning as tp  # pyright: ignore[reportMissingImports]
+
+    module, example = case.make().eval(), next(iter(case.inputs(0).values()))
+    before = sum(p.numel() for p in module.parameters())
+    ignored = [m for m in module.modules() if isinstance(m, torch.nn.Linear) and m.out_features == 10]
+    try:
+        pruner = tp.pruner.MagnitudePruner(module, example, importance=tp.importance.MagnitudeImportance(),
+                                           pruning_ratio=0.5, ignored_layers=ignored)  # fmt: skip
+        pruner.step()
+        with torch.no_grad():
+            module(example)
+    except Exception as error:
+        return type(error).__name__
+    return "pruned" if sum(p.numel() for p in module.parameters()) < before else "nothing pruned"
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+def _child(case: Case, peer: bool, pipe: Any) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    pipe.send(asdict(open_and_compare(case, peer)))
+
+
+def apart(case: Case, seconds: float, peer: bool) -> Outcome:
+    """Open a model in a fork of this process, which has imported the libraries; a time limit counts as a failure."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(False)
+    child = context.Process(target=_child, args=(case, peer, there))
+    child.start()
+    there.close()
+    try:
+        if here.poll(seconds):
+            return Outcome(**here.recv())
+        return Outcome(case.kind, case.name, why=f"took more than {seconds:.0f} s", seconds=seconds)
+    except EOFError:
+        return Outcome(case.kind, case.name, why="the process ended without a result")
+    finally:
+        child.kill()
+        child.join()
+
+
+def cases(kinds: Sequence[str]) -> Iterator[Case]:
+    """Yield the models of the kinds whose library is installed."""
+    for kind, made in (("transformers", transformers_cases), ("torchvision", torchvision_cases), ("timm", timm_cases)):
+        if kind in kinds and importlib.util.find_spec(kind) is not None:
+            yield from made()
+
+
+# -- operators ---------------------------------------------------------------------------------------------------------
+def operators(progress: Any) -> dict[str, Any]:
+    """Compare each row of the table with torch on samples of OpInfo."""
+    from operator_samples import cases as samples  # pyright: ignore[reportMissingImports]
+    from operator_samples import compare
+
+    total, wrong, refused, names = Counter(), list[str](), list[str](), set[str]()
+    for entry in samples():
+        report = compare(entry, None)
+        total += report.counts
+        names.add(entry.name)
+        wrong += [
+            f"{report.name}: {note}" for kind in ("wrong", "gradient wrong") for note in report.notes.get(kind, ())
+        ]
+        refused += [f"{report.name}" for kind in ("refused", "crash") if report.counts[kind]]
+        progress(f"operator {report.name:40s} {dict(report.counts)}")
+    return {"entries": len(names), "counts": dict(total), "wrong": wrong, "refused": sorted(set(refused))}
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+def page(outcomes: Sequence[Outcome], ops: dict[str, Any] | None, onnx: str) -> str:
+    """Return docs/conformance.md."""
+    from graphwright.models.importing.operators import OPERATORS
+
+    lines = [
+        "# Conformance", "",
+        "What `gw.from_torch` opens, compared with torch. `make conformance` writes this page: it installs torchvision",
+        "and timm, opens each model with random weights, and takes hours on two cores.", "",
+        "- *captured*: `torch.export` has a graph of the module.",
+        "- *lowered*: every operator of the graph has a row in the table of operators.",
+        f"- *equal*: outputs are within {TOLERANCE:g} of torch's, relative to the largest entry, also for other sizes.",
+        "- *pruned*: a quarter of the channels, neurons or heads of an axis is removed; the outputs are those of",
+        "  the program in which these units are multiplied by 0.", "",
+        "| | models | captured | lowered | equal | pruned | wrong |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]  # fmt: skip
+    kinds = list(dict.fromkeys(o.kind for o in outcomes))
+    for kind in kinds:
+        own = [o for o in outcomes if o.kind == kind]
+        counts = [sum(stage in o.passed for o in own) for stage in STAGES]
+        lines.append(f"| {kind} | {len(own)} | {' | '.join(map(str, counts))} | {sum(o.wrong for o in own)} |")
+    lines += [
+        "",
+        "## Operators",
+        "",
+        f"The table has {len(OPERATORS)} names of operators; torch decomposes others first.",
+    ]
+    if ops is not None:
+        counts = ops["counts"]
+        lines += [
+            f"Samples of {ops['entries']} entries of torch's OpInfo database were captured and compared:", "",
+            "| outcome | samples |", "| --- | ---: |",
+            *(f"| {outcome} | {number} |" for outcome, number in sorted(counts.items())), "",
+            f"`wrong` and `gradient wrong` together: **{len(ops['wrong'])}**.",
+            "*different*: torch defines no unique result, or differs by design; each case has its reason in the tests.",
+            "*refused*: a typed error. *outside*: complex numbers, sparse layouts, what torch itself cannot export.",
+            "", f"Entries with refused samples: {', '.join(f'`{n}`' for n in ops['refused']) or 'none'}.",
+        ]  # fmt: skip
+    peers = [o for o in outcomes if o.peer]
+    if peers:
+        done = sum(o.peer == "pruned" for o in peers)
+        ours = sum("pruned" in o.passed for o in peers)
+        lines += ["", "## Beside Torch-Pruning", "",
+                  f"Of {len(peers)} classification models of torchvision Torch-Pruning's MagnitudePruner prunes {done} "
+                  f"in the same run (and the model still runs), `Units.prune` {ours}."]  # fmt: skip
+    lines += ["", "## ONNX", "", onnx]
+    for kind in kinds:
+        own = [o for o in outcomes if o.kind == kind]
+        lines += ["", f"## {kind}", "", "| model | captured | lowered | equal | pruned | |",
+                  "| --- | :-: | :-: | :-: | :-: | --- |"]  # fmt: skip
+        for o in own:
+            marks = " | ".join("yes" if s in o.passed else "**wrong**" if o.wrong else "no" for s in STAGES)
+            units = ", ".join(o.units)
+            fixed = f"fixed: {', '.join(o.fixed)}" if o.fixed else ""
+            why = (o.why if len(o.why) < 140 else o.why[:140] + " ...").replace("|", "\\|").replace("<", "&lt;")
+            lines.append(f"| `{o.name}` | {marks} | {'. '.join(p for p in (units, fixed, why) if p)} |")
+    return "\n".join(lines) + "\n"
+
+
+def onnx_counts() -> str:
+    """Return what the node tests of the onnx package say about `gw.from_onnx`, where that exists."""
+    if importlib.util.find_spec("onnx_nodes") is None:
+        return "`gw.from_onnx` is not part of this version."
+    from onnx_nodes import count  # pyright: ignore[reportMissingImports]
+
+    return str(count())
+
+
+def main() -> int:
+    """Run, print a line per model, write the page."""
+    parser = argparse.ArgumentParser(description="Count what gw.from_torch opens.")
+    parser.add_argument("--only", nargs="*", default=[], help="names of models")
+    parser.add_argument("--kind", nargs="*", default=["operators", "transformers", "torchvision", "timm"])
+    parser.add_argument("--json", type=Path, help="write outcomes to this file; read again, those in it are not run")
+    parser.add_argument("--seconds", type=float, default=180.0, help="time limit per model")
+    parser.add_argument("--no-write", action="store_true", help="do not write docs/conformance.md")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    stored = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
+    outcomes = [Outcome(**o) for o in stored.get("models", [])]
+    done = {(o.kind, o.name) for o in outcomes}
+    with_peer = importlib.util.find_spec("torch_pruning") is not None
+    classifiers = set[str]()
+    if importlib.util.find_spec("torchvision"):  # before transformers, which imports it as it is
+        tv = import_torchvision()
+        classifiers = set(tv.models.list_models(module=tv.models))
+    for case in cases(options.kind):
+        if (options.only and case.name not in options.only) or (case.kind, case.name) in done:
+            continue
+        found = apart(case, options.seconds, with_peer and case.kind == "torchvision" and case.name in classifiers)
+        outcomes.append(found)
+        mark = "WRONG" if found.wrong else found.passed[-1] if found.passed else "failed"
+        print(f"{found.seconds:6.1f} s  {found.kind:13s} {found.name:42s} {mark:9s} {found.why}", flush=True)
+        _store(options.json, outcomes, stored.get("operators"))
+    ops = stored.get("operators")
+    if "operators" in options.kind and not options.only and ops is None:
+        ops = operators(lambda line: print(line, flush=True))
+        _store(options.json, outcomes, ops)
+    if not options.no_write and not options.only:
+        PAGE.write_text(page(outcomes, ops, onnx_counts()), "utf-8")
+    wrong = sum(o.wrong for o in outcomes) + len(ops["wrong"] if ops else ())
+    print(f"{len(outcomes)} models, wrong: {wrong}")
+    return bool(wrong)
+
+
+def _store(file: Path | None, outcomes: Sequence[Outcome], ops: Any) -> None:
+    if file is not None:
+        file.write_text(json.dumps({"models": [asdict(o) for o in outcomes], "operators": ops}, indent=1))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
