@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphwright.array import NDArray
 from graphwright.autograd import Tensor, Variable, grad, no_grad
@@ -16,7 +16,10 @@ from graphwright.autograd.nested import parts, rebuilt
 from graphwright.errors import UsageError
 from graphwright.nn.module import Module
 from graphwright.plan import compile
-from graphwright.program import Program
+from graphwright.program.op_graph import OpGraph
+
+if TYPE_CHECKING:
+    from graphwright.program import Program
 
 
 def as_module(target: Module | Program, *, share: bool = True) -> Any:
@@ -30,7 +33,7 @@ def as_module(target: Module | Program, *, share: bool = True) -> Any:
         of all outputs by name for a program, and what `forward` of the module returns for a module.
     Raises: UsageError for any other target.
     """
-    if isinstance(target, Program):
+    if isinstance(target, OpGraph):
         keys = [target.key(n) for n in target.params()]
         variables: Mapping[str, Variable] = {key: target.weights[key] for key in keys}
         names = target.input_names()
@@ -51,7 +54,7 @@ class _TorchAdapter:
         self.variables, self.names, self.share = variables, names, share
         self.arrays = {name: v.own() if share else v.data.copy() for name, v in variables.items()}
         self.call = self.infer = target
-        if isinstance(target, Program):
+        if isinstance(target, OpGraph):
             program, planned = target, compile(target)
             self.call = lambda *xs: program(**dict(zip(names, xs, strict=True)))
             self.infer = lambda *xs: planned(dict(zip(names, xs, strict=True)))

@@ -68,9 +68,51 @@ def capture(
              if isinstance(leaf, torch.Tensor)}  # fmt: skip
     examples = {name: leaf for name, leaf in names.items() if name in found}
     shapes, fixed, limits = named_sizes(exported, {name: arg.name for name, arg in found.items()}, sizes)
+    for name in {limit.only_one for limit in limits if limit.only_one and not train}:
+        with _in_mode(module, train), _quiet():
+            proved = _holds_at_one(module, exported, args, kwargs, sizes, name)
+        if proved:
+            fixed = {text: how for text, how in fixed.items() if text not in
+                     {f"{limit.text} (limit)" for limit in limits if limit.only_one == name}}  # fmt: skip
+            limits = tuple(limit for limit in limits if limit.only_one != name)
     tensors = {name: t for name, t in (*exported.state_dict.items(), *exported.constants.items())
                if isinstance(t, torch.Tensor)}  # fmt: skip
     return Captured(exported, examples, shapes, fixed, limits, tensors, train)
+
+
+def _holds_at_one(
+    module: torch.nn.Module, exported: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any],
+    sizes: Mapping[str, Shape], name: str,
+) -> bool:  # fmt: skip
+    """Return whether the graph computes what the module does where a named size is 1, though its code branches there.
+
+    Both run on the examples, cut to this size; on the meta device only shapes are compared.
+    """
+
+    def cut(path: Any, leaf: Any) -> Any:
+        for axis, n in enumerate(sizes.get(_label(path), ())):
+            leaf = leaf.narrow(axis, 0, 1) if n == name else leaf
+        return leaf
+
+    labels = list(_by_name(module, args, {}))
+    cut_args = [pytree.tree_map_with_path(lambda path, leaf, label=label: cut((pytree.MappingKey(label), *path), leaf),
+                                          arg) for label, arg in zip(labels, args, strict=False)]  # fmt: skip
+    cut_kwargs = pytree.tree_map_with_path(cut, dict(kwargs))
+    try:
+        with torch.no_grad():
+            expected = pytree.tree_leaves(module(*cut_args, **cut_kwargs))
+            found = pytree.tree_leaves(exported.module(check_guards=False)(*cut_args, **cut_kwargs))
+    except Exception:  # the code of one of them is not meant for this size
+        return False
+    return len(expected) == len(found) and all(map(_equal, expected, found))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return type(a) is type(b) and a == b
+    if a.shape != b.shape or a.dtype is not b.dtype:
+        return False
+    return a.device.type == "meta" or torch.allclose(a.double(), b.double(), 1e-4, 1e-5, equal_nan=True)
 
 
 def _exported(

@@ -131,7 +131,8 @@ def _captured(made: Any, config: Config, compute: str, files: Collection[str]) -
     rename = _NAMES if task_of(name) == "causal-lm" else {}
     with _one_text_a_row():
         p = program_of(module, (), inputs, sizes=sizes, name=config.path.parent.name, values=values, rename=rename)
-    state = module.state_dict()
+    state, report = module.state_dict(), p.imported
+    assert report is not None
     constants = {p.key(n): p.weights.array(p.key(n)) for kind in ("const", "state") for n in p.of_kind(kind)
                  if p.key(n) not in state}  # fmt: skip
     dims = {
@@ -145,7 +146,7 @@ def _captured(made: Any, config: Config, compute: str, files: Collection[str]) -
     read = {keys.setdefault(key, key) for key in made_of.stored}
     facts = {"class": name, "model_type": config["model_type"], "task": task_of(name), "dims": dims,
              "buffers": [key for key in made_of.stored if key not in trained], "keys": keys,
-             "unread": sorted(key for key in files if key not in read), "imported": p.imported.to_json()}  # fmt: skip
+             "unread": sorted(key for key in files if key not in read), "imported": report.to_json()}  # fmt: skip
     return replace(made_of, facts=facts)
 
 

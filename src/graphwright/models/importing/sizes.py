@@ -51,6 +51,14 @@ class Limit(NamedTuple):
         return found >= 0 if self.kind == "least" else (found == 0) == (self.kind == "zero")
 
     @property
+    def only_one(self) -> str:
+        """The one name of a condition that fails where its size is 1, and for no larger size; else ""."""
+        if len(self.names) != 1:
+            return ""
+        (name,) = self.names
+        return name if not self.holds({name: 1}) and all(self.holds({name: n}) for n in (2, 3, 5, 64, 1009)) else ""
+
+    @property
     def always(self) -> bool:
         """True if it holds for all sizes of 1 and more."""
         least, most = self.size.least, (-self.size).least
