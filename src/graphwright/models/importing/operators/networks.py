@@ -15,7 +15,7 @@ equal(top, "addmm addmv addbmm baddbmm bmm dot matmul mm mv outer cdist")
 equal(functional, """
     linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
     adaptive_avg_pool1d adaptive_avg_pool2d
-    adaptive_avg_pool3d avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d scaled_dot_product_attention
+    adaptive_avg_pool3d avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d
     cosine_similarity pairwise_distance
 """)  # fmt: skip
 
@@ -171,6 +171,14 @@ for _name in ["nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "
 
 
 # -- attention, dropout, losses ----------------------------------------------------------------------------------------
+@operator("scaled_dot_product_attention")
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Any = None, dropout: float = 0.0, causal: bool = False, *,
+              scale: float | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
+    """Attention; one key head is broadcast to all query heads."""
+    shared = q.ndim == 4 and k.ndim == 4 and type(k.shape[1]) is int and k.shape[1] == v.shape[1] == 1
+    return functional.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale, enable_gqa or shared)
+
+
 @operator("_scaled_dot_product_flash_attention_for_cpu")
 def flash(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, causal: bool = False, *, attn_mask: Any = None,
           scale: float | None = None) -> tuple[Tensor | None, ...]:  # fmt: skip
