@@ -50,7 +50,7 @@ def test_modules_without_a_graph_are_refused_with_their_line(kind):
     assert "wrap the module" in str(caught.value.fix)
 
 
-def test_an_argument_that_is_no_tensor_is_an_error():
+def test_a_text_as_an_argument_is_an_error():
     with pytest.raises((CaptureError, UsageError)):
         gw.from_torch(nn.Linear(3, 2), ("text",))
 

@@ -15,7 +15,7 @@ equal(top, "addmm addmv addbmm baddbmm bmm dot matmul mm mv outer cdist")
 equal(functional, """
     linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
     adaptive_avg_pool1d adaptive_avg_pool2d
-    adaptive_avg_pool3d avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d scaled_dot_product_attention
+    adaptive_avg_pool3d avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d
     cosine_similarity pairwise_distance
 """)  # fmt: skip
 
@@ -64,8 +64,14 @@ def layer_norm(
 def native_layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor | None, ...]:
-    """Normalise the last axes; the statistics that torch returns too are None."""
-    return functional.layer_norm(x, tuple(shape), weight, bias, eps), None, None
+    """Normalise the last axes; results 2 and 3 are mean and 1 / deviation."""
+    axes = list(range(x.ndim - len(shape), x.ndim))
+    return functional.layer_norm(x, tuple(shape), weight, bias, eps), *_statistics(x, axes, eps, True)
+
+
+def _statistics(x: Tensor, axes: list[int], eps: float, keepdim: bool) -> tuple[Tensor, Tensor]:
+    """Return mean and 1 / √(variance + eps) over axes."""
+    return x.mean(axes, keepdim), (x.var(axes, unbiased=False, keepdim=keepdim) + eps).rsqrt()
 
 
 @operator("rms_norm")
@@ -87,8 +93,9 @@ def group_norm(
 def native_group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, channels: int, size: int, groups: int, eps: float
 ) -> tuple[Tensor | None, ...]:
-    """Normalise groups of channels; the statistics that torch returns too are None."""
-    return functional.group_norm(x, groups, weight, bias, eps), None, None
+    """Normalise groups of channels; results 2 and 3 are mean and 1 / deviation."""
+    parts = x.reshape((n, groups, -1))
+    return functional.group_norm(x, groups, weight, bias, eps), *_statistics(parts, [2], eps, False)
 
 
 @operator("batch_norm")
@@ -127,7 +134,7 @@ def batch_norm_train(
     wide = x.detach().to(mean.dtype)
     new_mean = mean * (1 - momentum) + wide.mean(axes) * momentum
     new_var = var * (1 - momentum) + wide.var(axes, unbiased=True) * momentum
-    return made, None, None, new_mean, new_var
+    return made, *_statistics(x, axes, eps, False), new_mean, new_var
 
 
 @operator("_weight_norm", "_weight_norm_interface")
@@ -164,6 +171,14 @@ for _name in ["nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "
 
 
 # -- attention, dropout, losses ----------------------------------------------------------------------------------------
+@operator("scaled_dot_product_attention")
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Any = None, dropout: float = 0.0, causal: bool = False, *,
+              scale: float | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
+    """Attention; one key head is broadcast to all query heads."""
+    shared = q.ndim == 4 and k.ndim == 4 and type(k.shape[1]) is int and k.shape[1] == v.shape[1] == 1
+    return functional.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale, enable_gqa or shared)
+
+
 @operator("_scaled_dot_product_flash_attention_for_cpu")
 def flash(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, causal: bool = False, *, attn_mask: Any = None,
           scale: float | None = None) -> tuple[Tensor | None, ...]:  # fmt: skip
@@ -183,18 +198,20 @@ def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor | No
     return functional.dropout(x, p, train is not False), None
 
 
-_REDUCTION = ["none", "mean", "sum"]
+def _reduction(number: int) -> str:
+    """Return the name of one of torch's reductions."""
+    return "mean" if number == 1 else "sum" if number else "none"
 
 
 @operator("cross_entropy_loss")
 def cross_entropy(logits: Tensor, target: Tensor, weight: Any = None, reduction: int = 1, ignore: int = -100,
                   smoothing: float = 0.0) -> Tensor:  # fmt: skip
     """Cross-entropy of logits and classes."""
-    return functional.cross_entropy(logits, target, weight, ignore_index=ignore, reduction=_REDUCTION[reduction],
+    return functional.cross_entropy(logits, target, weight, ignore_index=ignore, reduction=_reduction(reduction),
                                     label_smoothing=smoothing)  # fmt: skip
 
 
 @operator("mse_loss")
 def mse_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
     """Mean squared error."""
-    return functional.mse_loss(x, target, reduction=_REDUCTION[reduction])
+    return functional.mse_loss(x, target, reduction=_reduction(reduction))
