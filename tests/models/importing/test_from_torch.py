@@ -10,6 +10,7 @@ import torch
 from torch_layers import LAYERS, random_network
 
 import graphwright as gw
+from seeds import deep
 
 
 def compare(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], **options: Any) -> gw.Program:
@@ -40,7 +41,7 @@ def test_layer_matches_torch(name):
     compare(module, inputs)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(deep(60, 6)))
 def test_random_network_matches_torch(seed):
     module, inputs = random_network(seed)
     compare(module, inputs)

@@ -17,7 +17,7 @@ import graphwright as gw
 from graphwright.models import ExportError, TensorMismatch, UnsupportedArchitecture
 from graphwright.program.errors import FeedError
 
-ORDINARY = ("bert", "opt", "t5", "vit", "resnet")
+ORDINARY = ("bert", "opt", "vit", "resnet")
 CASES = [pytest.param(name, marks=() if name in ORDINARY else pytest.mark.deep) for name in MODELS]
 THEIRS = {"ids": "input_ids", "positions": "position_ids"}
 

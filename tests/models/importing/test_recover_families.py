@@ -64,7 +64,7 @@ FAMILIES = {
     "mixtral": Family("Mixtral", "ForCausalLM", {**GROUPED, "num_local_experts": 4}, LLAMA),
     "gpt2": Family("GPT2", "LMHeadModel", {"n_embd": 32, "n_layer": 2, "n_head": HEADS},
                    {"sdpa": 1, "linear": 4, "gelu": 1}, out="attn.c_proj.weight", neurons=256, deep=False),
-    "gpt-neox": Family("GPTNeoX", "ForCausalLM", {}, ROPE, out="attention.dense.weight", deep=False),
+    "gpt-neox": Family("GPTNeoX", "ForCausalLM", {}, ROPE, out="attention.dense.weight"),
     "bert": Family("Bert", "ForMaskedLM", {}, {"sdpa": 1}, (ALL, ALL)),
     "bert, padded": Family("Bert", "ForMaskedLM", {}, {"sdpa": 1}, ((False, None, ("key_mask",)),) * 2, padded=True,
                            deep=False),
