@@ -283,6 +283,8 @@ def sdpa_backward(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tenso
     p = sdpa([q, k, eye, *operands[3:]], attrs)
     rep = lambda t: t.repeat_interleave(group, 1)  # noqa: E731  # a name for two uses
     ds = p * (g @ rep(v).transpose(-1, -2) - (g * out).sum(-1, keepdim=True))
+    if attrs.get("softcap") is not None:  # the slope of c·tanh(s / c)
+        ds = ds * (1 - torch.tanh(attrs["scale"] * q @ rep(k).transpose(-1, -2) / attrs["softcap"]) ** 2)
     folded = lambda t: t.unflatten(1, (k.shape[1], group)).sum(2)  # noqa: E731
     dq, dk = attrs["scale"] * ds @ rep(k), folded(attrs["scale"] * ds.transpose(-1, -2) @ q)
     return tuple(t.to(operands[0].dtype) for t in (dq, dk, folded(p.transpose(-1, -2) @ g)))

@@ -183,6 +183,9 @@ def test_a_missing_config_raises_config_error(copy: Callable[[str], Path]) -> No
         gw.open(path)
 
 
+UNREAD = {"pretraining_tp"}  # it splits products without changing them
+
+
 @pytest.mark.parametrize("family", CLASSES)
 def test_sizes_are_checked_against_the_headers_before_anything_grows_with_them(
     family: str, copy: Callable[[str], Path]
@@ -207,4 +210,4 @@ def test_sizes_are_checked_against_the_headers_before_anything_grows_with_them(
                 assert tracemalloc.get_traced_memory()[1] < 100 << 20, (name, value)
     finally:
         tracemalloc.stop()
-    assert refused >= {name for name in sizes if not name.endswith("_token_id")}
+    assert refused >= {name for name in sizes if not name.endswith("_token_id") and name not in UNREAD}

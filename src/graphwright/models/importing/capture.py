@@ -68,13 +68,19 @@ def capture(
              if isinstance(leaf, torch.Tensor)}  # fmt: skip
     examples = {name: leaf for name, leaf in names.items() if name in found}
     shapes, fixed, limits = named_sizes(exported, {name: arg.name for name, arg in found.items()}, sizes)
-    for name in {limit.only_one for limit in limits if limit.only_one and not train}:
+    kept = {limit for limit in limits if limit.decided and not limit.only_one}
+    for name in {limit.only_one for limit in limits} - {""}:
+        own = [limit for limit in limits if limit.only_one == name]
         with _in_mode(module, train), _quiet():
-            proved = _holds_at_one(module, exported, args, kwargs, sizes, name)
-        if proved:
-            fixed = {text: how for text, how in fixed.items() if text not in
-                     {f"{limit.text} (limit)" for limit in limits if limit.only_one == name}}  # fmt: skip
-            limits = tuple(limit for limit in limits if limit.only_one != name)
+            if (
+                any(limit.decided for limit in own)
+                if train
+                else not _holds_at_one(module, exported, args, kwargs, sizes, name)
+            ):
+                kept |= set(own)
+    dropped = {f"{limit.text} (limit)" for limit in limits if limit not in kept}
+    fixed = {text: how for text, how in fixed.items() if text not in dropped}
+    limits = tuple(limit for limit in limits if limit in kept)
     tensors = {name: t for name, t in (*exported.state_dict.items(), *exported.constants.items())
                if isinstance(t, torch.Tensor)}  # fmt: skip
     return Captured(exported, examples, shapes, fixed, limits, tensors, train)
@@ -86,7 +92,8 @@ def _holds_at_one(
 ) -> bool:  # fmt: skip
     """Return whether the graph computes what the module does where a named size is 1, though its code branches there.
 
-    Both run on the examples, cut to this size; on the meta device only shapes are compared.
+    Both run on the examples, cut to this size; on the meta device only shapes are compared. True also if the module
+    fails for this size.
     """
 
     def cut(path: Any, leaf: Any) -> Any:
@@ -98,12 +105,15 @@ def _holds_at_one(
     cut_args = [pytree.tree_map_with_path(lambda path, leaf, label=label: cut((pytree.MappingKey(label), *path), leaf),
                                           arg) for label, arg in zip(labels, args, strict=False)]  # fmt: skip
     cut_kwargs = pytree.tree_map_with_path(cut, dict(kwargs))
-    try:
-        with torch.no_grad():
+    with torch.no_grad():
+        try:
             expected = pytree.tree_leaves(module(*cut_args, **cut_kwargs))
+        except Exception:  # the code is not meant for this size
+            return True
+        try:
             found = pytree.tree_leaves(exported.module(check_guards=False)(*cut_args, **cut_kwargs))
-    except Exception:  # the code of one of them is not meant for this size
-        return False
+        except Exception:
+            return False
     return len(expected) == len(found) and all(map(_equal, expected, found))
 
 

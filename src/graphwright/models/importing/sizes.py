@@ -33,12 +33,14 @@ class Limit(NamedTuple):
         size: a size computed from names.
         text: the condition in words of the names.
         where: file and line of the code that decided by it.
+        decided: True if a line of the module's code decides by it; False if torch itself does, to choose kernels.
     """
 
     kind: str
     size: Size
     text: str
     where: str
+    decided: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -147,19 +149,19 @@ def _conditions(environment: Any, symbols: Mapping[Any, str]) -> Found:
         condition = environment.replace(guard.expr)
         if not isinstance(condition, sympy.Rel) or not condition.free_symbols <= symbols.keys():
             continue
-        if _about_ones(condition) and not _decides(guard):
-            continue
+        decided = not _about_ones(condition) or _decides(guard)
         text = PythonPrinter().doprint(condition.xreplace(names))
         try:
             rest = _size(condition.lhs, symbols) - _size(condition.rhs, symbols)
         except ShapeError:
-            yield None, text
+            if decided:
+                yield None, text
             continue
         kind, size = {
             sympy.Eq: ("zero", rest), sympy.Ne: ("other", rest), sympy.Ge: ("least", rest), sympy.Le: ("least", -rest),
             sympy.Gt: ("least", rest - 1), sympy.Lt: ("least", -rest - 1),
         }[condition.func]  # fmt: skip
-        yield Limit(kind, size, text, _location(guard)), text
+        yield Limit(kind, size, text, _location(guard), decided), text
 
 
 def _size(value: Any, symbols: Mapping[Any, str]) -> Size:
