@@ -45,3 +45,25 @@ def test_layer_matches_torch(name):
 def test_random_network_matches_torch(seed):
     module, inputs = random_network(seed)
     compare(module, inputs)
+
+
+class Stopped(torch.nn.Module):
+    """Gradients end at `detach` and at what a `no_grad` block returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (torch.nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            y = torch.sin(self.a(x))
+        return y + self.b(x).detach() * self.c(x)
+
+
+def test_gradients_stop_where_the_module_stops_them():
+    module = Stopped()
+    p = compare(module, (torch.randn(3, 4, dtype=torch.float64),))
+    assert p.weights["c.weight"].grad is not None
+    for key in ("a.weight", "a.bias", "b.weight", "b.bias"):
+        grad = p.weights[key].grad
+        assert grad is None or not grad.numpy().any(), key

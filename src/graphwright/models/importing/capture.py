@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator as python
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,8 @@ from graphwright.models.importing.operators import find, operator_name
 from graphwright.models.importing.sizes import Limit, Shape, named_sizes
 
 shape_config: Any = _config
+GRAD_MODE = torch.ops.higher_order.wrap_with_set_grad_enabled
+"""Operator of a block of code under `no_grad` or `enable_grad`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,6 @@ class Captured:
         fixed: named sizes that torch fixed, and limits of others: what they are, in words.
         limits: conditions on named sizes under which the graph is what the module computes.
         tensors: parameters, buffers and constants by their names in the graph's signature.
-        training: whether the module was captured in training mode.
     """
 
     exported: ExportedProgram
@@ -46,7 +48,6 @@ class Captured:
     fixed: dict[str, str]
     limits: tuple[Limit, ...]
     tensors: dict[str, torch.Tensor]
-    training: bool
 
 
 def capture(
@@ -83,7 +84,7 @@ def capture(
     limits = tuple(limit for limit in limits if limit in kept)
     tensors = {name: t for name, t in (*exported.state_dict.items(), *exported.constants.items())
                if isinstance(t, torch.Tensor)}  # fmt: skip
-    return Captured(exported, examples, shapes, fixed, limits, tensors, train)
+    return Captured(exported, examples, shapes, fixed, limits, tensors)
 
 
 def _holds_at_one(
@@ -144,10 +145,33 @@ def _exported(
                 made = torch.export.export(
                     module, tuple(args), dict(kwargs), dynamic_shapes=dynamic or None, strict=False
                 )
+                _detach(made)
                 return _decomposed(made)
         except Exception as error:
             errors.append(error)
     raise _capture_error(module, errors[-1]) from errors[-1]
+
+
+def _detach(exported: ExportedProgram) -> None:
+    """Detach what `no_grad` blocks return, since a decomposition drops the blocks; not what no gradient reaches."""
+    graph, signature = exported.graph_module.graph, exported.graph_signature
+    trained = {s.arg.name for s in signature.input_specs if s.kind in (InputKind.PARAMETER, InputKind.USER_INPUT)}
+    reached: set[torch.fx.Node] = set()
+    for node in list(graph.nodes):
+        value = node.meta.get("val")
+        whole = isinstance(value, torch.Tensor) and not value.is_floating_point()
+        if (node.name in trained if node.op == "placeholder" else reached & set(node.all_input_nodes)) and not whole:
+            reached.add(node)
+        block = node.args[0] if node.target is python.getitem else None
+        if node not in reached or block is None or block.target is not GRAD_MODE or block.args[0]:
+            continue
+        with graph.inserting_after(node):
+            made = graph.call_function(torch.ops.aten.detach.default, (node,))
+        made.meta = dict(node.meta)
+        node.replace_all_uses_with(made, lambda user, made=made: user is not made)
+        signature.replace_all_uses(node.name, made.name)
+        reached.discard(node)
+    exported.graph_module.recompile()
 
 
 def _decomposed(exported: ExportedProgram) -> ExportedProgram:

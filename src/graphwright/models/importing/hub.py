@@ -238,6 +238,7 @@ def meta_module(made: Any, hub_config: Any, dtype: Any) -> tuple[Any, dict[str, 
     except (ValueError, ImportError):  # the class has no such attention
         module = make("eager")
     module.tie_weights()
+    module.to(dtype)
     values: dict[str, Any] = {}
     for path, part in module.named_modules():
         names = [n for n, b in part._buffers.items() if b is not None and n in part._non_persistent_buffers_set]
@@ -250,7 +251,7 @@ def meta_module(made: Any, hub_config: Any, dtype: Any) -> tuple[Any, dict[str, 
             full = f"{path}.{name}" if path else name
             values[full] = part._buffers[name]
             part._buffers[name] = part._buffers[name].to("meta")
-    return module.to(dtype), values
+    return module, values
 
 
 def example_inputs(module: Any, hub_config: Any, task: str) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:

@@ -19,7 +19,7 @@ from graphwright.autograd.named_sizes import TracedSize, traced
 from graphwright.autograd.recorder import scope
 from graphwright.errors import ShapeError
 from graphwright.models.errors import UnsupportedOperator
-from graphwright.models.importing.capture import Captured
+from graphwright.models.importing.capture import GRAD_MODE, Captured
 from graphwright.models.importing.operators import find, operator_name
 from graphwright.models.importing.sizes import Limit
 from graphwright.program.weights import abstract_array
@@ -56,9 +56,7 @@ class Lowered:
         self.decided: dict[str, bool] = {}
         self._check(self.graph_module)
         signature = self.captured.exported.graph_signature
-        self.mutated = {spec.arg.name: spec.target for spec in signature.output_specs
-                        if spec.kind == OutputKind.BUFFER_MUTATION}  # fmt: skip
-        stored = set(self.mutated.values())
+        stored = {spec.target for spec in signature.output_specs if spec.kind == OutputKind.BUFFER_MUTATION}
         tied: dict[int, Any] = {}
         for spec in signature.input_specs:
             if spec.kind == InputKind.USER_INPUT or spec.target is None:
@@ -163,7 +161,7 @@ class Lowered:
             return target(*args)
         if target in _CHOICES:
             return self._choose(node, *args, least=_CHOICES[target])
-        if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
+        if target is GRAD_MODE:
             enabled, inner, *rest = args
             if enabled:
                 return self._run(inner, rest)
@@ -194,11 +192,7 @@ class Lowered:
         """Find the function of each operator. Raises: UnsupportedOperator naming all that have none."""
         unknown: dict[str, list[str]] = {}
         for node in _calls(module):
-            if (
-                node.target in _PYTHON
-                or node.target in _CHOICES
-                or node.target is torch.ops.higher_order.wrap_with_set_grad_enabled
-            ):
+            if node.target in _PYTHON or node.target in _CHOICES or node.target is GRAD_MODE:
                 continue
             name, overload = operator_name(node.target)
             self.counts[name] = self.counts.get(name, 0) + 1

@@ -33,10 +33,16 @@ def rsub(x: Any, other: Any, alpha: Any = 1) -> Tensor:
 
 
 # -- values that stay as they are --------------------------------------------------------------------------------------
-@operator("alias", "detach", "lift_fresh_copy", "contiguous", "lift_fresh")
+@operator("alias", "lift_fresh_copy", "contiguous", "lift_fresh")
 def same(x: Tensor, **_: Any) -> Tensor:
     """Return the operand."""
     return x
+
+
+@operator("detach")
+def detach(x: Tensor) -> Tensor:
+    """Return the operand without its gradient."""
+    return x.detach()
 
 
 @operator("clone")
