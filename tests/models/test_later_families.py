@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 import graphwright as gw
 from axis_samples import agree, run
 from graphwright.models import ConfigError, TensorMismatch, architectures
-from graphwright.models.export.levels import Ladder
+from graphwright.models.export.ladder import Ladder
 from graphwright.models.open import config_from, create
 from graphwright.models.stacks import join
 from graphwright.nn.functional import cross_entropy

@@ -44,7 +44,8 @@ OTHER: dict[str, set[str]] = {
     "experts/routed.py": {"layers"},  # all of them
     "experts/upcycle.py": {"layers"},
     "lifecycle/figures.py": {"name"},  # of a figure
-    "models/export/levels.py": {"d.kind", "prefer", "self.prefer"},  # kinds of deviations, preferences
+    "models/export/template_levels.py": {"d.kind"},
+    "models/export/ladder.py": {"prefer", "self.prefer"},  # kinds of deviations, preferences
     "models/export/template_match.py": {"kind"},  # of deviations
     "models/train.py": {"differing"},  # fields of a checkpoint
     "autograd/indexing.py": {"reduce"},

@@ -211,7 +211,7 @@ class _Demo:
 
     @_chapter("export the pruned model", 'model.export("pruned"); model.export("pruned-true-size", prefer="size")')
     def export_pruned(self) -> Result:
-        from graphwright.models.export.levels import LEVELS
+        from graphwright.models.export.ladder import LEVELS
 
         levels, sizes, lines, checks = {}, {}, [], {}
         preferences: dict[str, Any] = {"pruned": "class", "pruned-true-size": "size"}

@@ -180,7 +180,7 @@ def _open(
 
 def _holds(receipt: Receipt) -> str:
     """Describe what the exported files hold: their level and weights, and how to leave out zeros."""
-    from graphwright.models.export.levels import LEVELS
+    from graphwright.models.export.ladder import LEVELS
 
     cost = receipt.cost["bytes"]
     text = f", export level {receipt.level}, {cost['after']:,} bytes of weights"

@@ -15,6 +15,7 @@ from graphwright.program.builder import Builder
 from graphwright.safetensors import Checkpoint
 
 if TYPE_CHECKING:
+    from graphwright.program.op_graph import Value
     from graphwright.program.program import Program
 
 
@@ -105,22 +106,34 @@ def build(
     `keys` maps param paths to checkpoint keys. `stored` is the dtype to which weights are converted, or `keep`;
     `compute` is the dtype of activations.
     """
-    b = Builder(name)
-    params, arrays = {}, []
+    values, arrays = dict[str, Variable](), []
     for path, key in keys.items():
         array = mapped(checkpoint, key, any_dtype=path in family.buffers)
         arrays.append(array)
         if path in family.buffers:
-            params[path] = b.const(path, Variable(array, name=key))
+            values[path] = Variable(array, name=key)
             continue
         if stored != "keep" and array.dtype is not dtype(stored):
             array = empty(array.shape, dtype(stored)).copy_from(array)
-        params[path] = b.param(path, Parameter(array, True, key), key=key)
+        values[path] = Parameter(array, True, key)
+    program = assemble(family, dims, keys, values, compute, name)
+    for array in arrays:
+        program.weights.refer(array)
+    return program
+
+
+def assemble(
+    family: Architecture, dims: Any, keys: Mapping[str, str], values: Mapping[str, Variable], compute: str, name: str
+) -> Program:
+    """Build the program of a family for sizes `dims`, with weights by path, under their checkpoint keys `keys`."""
+    b = Builder(name)
+    params: dict[str, Value] = {}
+    for path, value in values.items():
+        buffer = path in family.buffers
+        params[path] = b.const(path, value) if buffer else b.param(path, value, key=keys[path])
     family.build(b, dims, params, dtype(compute))
     program = b.build()
     program.imported = family.imported
-    for array in arrays:
-        program.weights.refer(array)
     return program
 
 

@@ -23,6 +23,7 @@ from graphwright.models.generation.generate import decode, generate, generate_ma
 from graphwright.models.generation.padding import tokens_first
 from graphwright.models.generation.paged import PagedCache, PagedKeywords
 from graphwright.models.generation.pattern_rows import extend_patterns
+from graphwright.models.generation.recomputed import check_cacheable_program
 from graphwright.models.generation.text import UNBOUNDED, check_ids, check_mask, encoded, feeds_of, vocabulary
 from graphwright.models.inspect import Inspection, inspect_program
 from graphwright.models.loading import build
@@ -41,7 +42,7 @@ from graphwright.safetensors import Checkpoint
 from graphwright.signatures import keywords, late
 
 if TYPE_CHECKING:
-    from graphwright.models.export.levels import ExportPlan
+    from graphwright.models.export.ladder import ExportPlan
     from graphwright.program.axes.units import Units
     from graphwright.program.derived.rewrite import PatchPoint
     from graphwright.program.editing.transaction import Transaction
@@ -281,9 +282,12 @@ class Model:
             device: the device that holds the entries and runs the steps.
             deterministic: as in `CompileOptions`, for the steps.
             options: options of a paged cache, see `PagedCache`.
-        Raises: UsageError for an unknown kind, options with kind `static`, or a size below 1.
+        Raises: UsageError for an unknown kind, options with kind `static`, a size below 1, and for an imported class
+            whose tokens depend on earlier ones by other ops than attention.
         """
         target = Device.parse(device)
+        if self.arch.imported is not None:
+            check_cacheable_program(self.program)
         if kind == "paged":
             return PagedCache(
                 self.program, tokens=tokens, batch=batch, device=target, deterministic=deterministic, **options
@@ -370,7 +374,7 @@ class Model:
     # -- files -------------------------------------------------------------------------------------------------------
     def export_plan(self, prefer: str = "class") -> ExportPlan:
         """Plan an export: which levels can carry the model, and why not; reads no payload, writes nothing."""
-        from graphwright.models.export.levels import Ladder
+        from graphwright.models.export.ladder import Ladder
 
         return Ladder(self).plan(prefer)
 

@@ -8,7 +8,7 @@ from checkpoints import FEATURES
 from edits import EDITS, cut_attention, edge, insert, narrow, remove_layer, scale_weight, skip
 
 import graphwright as gw
-from graphwright.models.export.levels import Ladder
+from graphwright.models.export.ladder import Ladder
 from graphwright.models.export.template_match import Deviation
 
 

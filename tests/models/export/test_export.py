@@ -21,9 +21,10 @@ from graphwright.files import DestinationExists
 from graphwright.models import ExportError, ExportLevelImpossible, VerificationFailed
 from graphwright.models.export import export as exporting
 from graphwright.models.export import verify as clean
+from graphwright.models.export.examples import check_prompts
 from graphwright.models.export.export import ExportOptions
-from graphwright.models.export.levels import LEVELS
-from graphwright.models.export.verify import LoaderOutput, check_prompts, compare, compute_there
+from graphwright.models.export.ladder import LEVELS
+from graphwright.models.export.verify import LoaderOutput, compare, compute_there
 
 PROMPTS = [[1, 2, 3, 4, 5]]
 START = clean._start
@@ -315,7 +316,7 @@ def test_a_rounded_export_is_compared_with_rounded_weights(made, tmp_path):
 
 # -- the comparison itself ---------------------------------------------------------------------------------------------
 def computed(logits, greedy) -> LoaderOutput:
-    return LoaderOutput([np.asarray(logits, np.float32)], [np.asarray(greedy)], {})
+    return LoaderOutput([{"logits": np.asarray(logits, np.float32)}], [np.asarray(greedy)], {})
 
 
 @pytest.mark.parametrize(
@@ -357,7 +358,7 @@ def test_a_verifying_process_that_times_out_is_stopped(made, monkeypatch):
     monkeypatch.setattr(clean, "_start", START)
     monkeypatch.setattr(clean, "TIMEOUT_S", 0.05)
     with pytest.raises(VerificationFailed, match="did not finish"):
-        compute_there(made("llama").path, [np.array([1])])
+        compute_there(made("llama").path, [{"input_ids": np.array([1])}])
 
 
 @pytest.mark.parametrize(

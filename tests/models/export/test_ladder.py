@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM
 
 import graphwright as gw
 from graphwright.models import ExportLevelImpossible
-from graphwright.models.export.levels import Ladder, LevelPlan
+from graphwright.models.export.ladder import Ladder
+from graphwright.models.export.levels import LevelPlan
 from graphwright.models.export.receipt import weight_counts
 from graphwright.models.export.template_match import KINDS
 from graphwright.surgery.pruning.prunable import remove_branch, residual_branches

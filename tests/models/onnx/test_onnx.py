@@ -249,7 +249,7 @@ def test_export_can_write_onnx_and_compares_it(made, tmp_path, monkeypatch):
 
     def honest(ids):
         found = computed(m, ids)
-        return LoaderOutput(found.logits, found.greedy, {"missing_keys": [], "unexpected_keys": []})
+        return LoaderOutput(found.outputs, found.greedy, {"missing_keys": [], "unexpected_keys": []})
 
     receipt = m.export(tmp_path / "out", onnx_cache=True, opset=23, prompts=[[1, 2, 3, 4]])
     assert receipt.check["onnx"]["max_rel"] <= 1e-4

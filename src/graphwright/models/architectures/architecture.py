@@ -195,6 +195,21 @@ class Architecture:
                     at = {"i": i, "e": e}
                     yield row.path.format(**at), row.key.format(**at), shape, tuple(d.format(**at) for d in row.dims)
 
+    def resized(self, config: Config, compute: str) -> tuple[Architecture, Any]:
+        """Return the architecture for another config of the same class, and its dimensions. Raises: ConfigError."""
+        return self, self.read(config)
+
+    def shapes_for(self, config: Config) -> dict[str, tuple[int, ...]] | None:
+        """Return the shape of each weight by path for another config of the same class; None if it refuses it."""
+        try:
+            return {path: shape for path, _, shape, _ in self.weights(self.read(config))}
+        except ConfigError:
+            return None
+
+    def known_fields(self, config: Config) -> Mapping[str, Any]:
+        """Return the fields of a config, with the class's defaults of the others, if they are known."""
+        return config.fields
+
     def shapes(self, dims: Any) -> dict[str, tuple[int, ...]]:
         """Return a dict from each key, with `{i}` and `{e}`, to the shape of the weights that have it."""
         return {row.key: _shape(row, dims) for row in self.keys}

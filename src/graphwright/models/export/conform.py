@@ -150,7 +150,7 @@ def _original_indices(match: TemplateMatch, branch: int, name: str, wanted: int)
             continue
         for axis, term in enumerate(match.terms[path]):
             first, unit = unit_of(term, match.dims)
-            entries = _lineage(p.weights[p.key(source.node)], axis) if first == name else None
+            entries = lineage(p.weights[p.key(source.node)], axis) if first == name else None
             if entries is None:
                 continue
             known = entries[::unit] // unit
@@ -159,7 +159,7 @@ def _original_indices(match: TemplateMatch, branch: int, name: str, wanted: int)
     return None
 
 
-def _lineage(variable: Variable, axis: int) -> np.ndarray | None:
+def lineage(variable: Variable, axis: int) -> np.ndarray | None:
     """Return the index before all edits of each entry along a weight's axis, -1 for a new entry; None if unknown."""
     indices, step = np.arange(variable.shape[axis]), variable.lineage
     while step is not None:

@@ -18,7 +18,9 @@ from graphwright.array import dtype as named
 from graphwright.errors import MissingExtra, NonFinite, UsageError
 from graphwright.files import StrPath, atomic_directory, check_free, target_path
 from graphwright.models.errors import ExportError, VerificationFailed
-from graphwright.models.export.levels import ExportLevel, ExportPlan, Ladder, Prefer
+from graphwright.models.export.examples import IDS, Example, examples, random_example, random_facts
+from graphwright.models.export.ladder import ExportPlan, Ladder, Prefer
+from graphwright.models.export.levels import ExportLevel
 from graphwright.models.export.receipt import (
     SCHEMA,
     Receipt,
@@ -32,15 +34,15 @@ from graphwright.models.export.receipt import (
 )
 from graphwright.models.export.snippet import EAGER, UNALIGNED, loading_options, snippet
 from graphwright.models.export.verify import (
+    LANGUAGE_MODEL,
     LoaderOutput,
-    check_prompts,
     compare,
     compute_here,
     compute_there,
+    make_probe,
     transformers_installed,
 )
 from graphwright.models.export.write import lacks_rows, rounded
-from graphwright.models.generation.text import longest_text
 from graphwright.models.metrics import drift, non_finite
 from graphwright.models.tokenizer import need_tokenizer
 from graphwright.ops.onnx import OPSET, OPSETS
@@ -70,7 +72,7 @@ class ExportOptions(Settings):
         dtype: `keep` stores each weight in the dtype of its file; a dtype name rounds to nearest even.
         check: `auto` checks with transformers if it is installed, and warns if not; `required` raises if it is not;
             `none` skips the check.
-        prompts: texts or ids to compare on; by default built-in ones.
+        prompts: texts or ids to compare on, or dicts of inputs for other tasks; by default built-in ones.
         max_shard_size: bytes of weights per file, or "5GB"; by default the files of the source, or "5GB".
         onnx: also write `model.onnx`, and compare it with onnxruntime unless `check` is `none`.
         onnx_cache: also write `model.onnx`, with `past_key_values` as inputs and outputs, for decoding.
@@ -152,14 +154,14 @@ def export(
             progress(Progress(what, next(steps), 4))
 
     stored = model if o.dtype == "keep" else _rounded(model, o.dtype)
-    prompts = check_prompts(model.tokenizer, model.vocab, o.prompts, longest_text(model.program))
+    rows = examples(model, o.prompts)
     step("running the program")
-    run = _run(stored, prompts)
+    run = _run(stored, rows)
     with atomic_directory(target, overwrite=o.overwrite) as folder:
         step("writing")
         level.write(folder, o.dtype, o.max_shard_size)
         step("checking in a clean process" if o.check != "none" else "not checking")
-        code = snippet(target.name, loading_options(level.written, folder, level.runs_code))
+        code = snippet(target.name, loading_options(level.written, folder, level.runs_code), level.made_by)
         try:
             exact = plan.at(level.number).exact
             facts = {} if o.check == "none" else _check(run, folder, level, exact, (target.name, code))
@@ -179,14 +181,15 @@ def export(
 def check_export(model: Model, directory: StrPath, options: ExportOptions) -> None:
     """Raise the errors of an export that do not depend on the model's state; call this before long computations.
 
-    Raises: UsageError for an unknown opset; MissingExtra; ExportError if the source would be replaced, or the model's
-        class has no template; DestinationExists.
+    Raises: UsageError for an unknown opset, or an option that the task does not have; MissingExtra; ExportError if the
+        source would be replaced; DestinationExists.
     """
     target = target_path(directory)
-    if model.arch.imported is not None:
-        raise ExportError("a model of a class without a template cannot be exported for transformers",
-                          where=model.directory.name, expected="a family with a template", got=model.arch.classes[0],
-                          fix="program.to_onnx(path), program.as_module(), or model.save(directory)")  # fmt: skip
+    if model.task != LANGUAGE_MODEL:
+        given = {"onnx_cache": options.onnx_cache, "text": options.text is not None}
+        for name in (name for name, asked in given.items() if asked):
+            raise UsageError("this option is for language models", where=name, expected=f"a {LANGUAGE_MODEL}",
+                             got=model.task)  # fmt: skip
     if options.opset not in OPSETS:
         raise UsageError("unknown opset", where="opset", expected=" or ".join(map(str, OPSETS)), got=options.opset)
     if options.check == "required" and not transformers_installed():
@@ -229,30 +232,30 @@ def _rounded(model: Model, dtype: str) -> Model:
 
 @dataclass(frozen=True, slots=True)
 class _ProgramOutput:
-    """Output of the program for the prompts of the check, computed with the weights as they will be stored.
+    """Output of the program for the examples of the check, computed with the weights as they will be stored.
 
-    `here` has the logits and greedy tokens. If the logits are not finite, it is None and `warnings` states the reason.
+    `here` has the outputs and greedy tokens. If they are not finite, it is None and `warnings` states the reason.
     """
 
     model: Model
-    prompts: Sequence[np.ndarray]
+    rows: Sequence[Example]
     here: LoaderOutput | None
     warnings: tuple[str, ...] = ()
 
     def margin(self, prompt: int, at: int) -> float:
         """Return the gap between the two best logits after prompt number `prompt` and its first `at` greedy tokens."""
         assert self.here is not None
-        ids = np.concatenate([self.prompts[prompt], self.here.greedy[prompt][:at]])
+        ids = np.concatenate([self.rows[prompt][IDS], self.here.greedy[prompt][:at]])
         best = np.sort(self.model.logits(ids)[-1])
         return float(best[-1] - best[-2])
 
 
-def _run(model: Model, prompts: Sequence[np.ndarray]) -> _ProgramOutput:
+def _run(model: Model, rows: Sequence[Example]) -> _ProgramOutput:
     try:
-        return _ProgramOutput(model, prompts, compute_here(model, prompts))
+        return _ProgramOutput(model, rows, compute_here(model, rows))
     except NonFinite as error:
         why = f"nothing was compared: {error.what} ({error.where}: {error.got})"
-        return _ProgramOutput(model, prompts, None, (why,))
+        return _ProgramOutput(model, rows, None, (why,))
 
 
 def _check(run: _ProgramOutput, folder: Path, level: ExportLevel, exact: bool, code: tuple[str, str]) -> dict[str, Any]:
@@ -264,32 +267,37 @@ def _check(run: _ProgramOutput, folder: Path, level: ExportLevel, exact: bool, c
     loader = "transformers" if transformers_installed() else "graphwright"
     if loader == "graphwright" and level.runs_code:
         return {}
-    ids = list(run.prompts) if run.here is not None else []
+    rows = list(run.rows) if run.here is not None else []
     snippet = code if loader == "transformers" else None
-    there = compute_there(folder, ids, loader=loader, trust=level.runs_code, snippet=snippet)
+    made_by = level.made_by
+    there = compute_there(folder, rows, loader=loader, made_by=made_by, trust=level.runs_code, snippet=snippet)
     for name in ("missing_keys", "unexpected_keys"):
         if there.facts[name]:
             what = f"{loader} reports {name.replace('_', ' ')} when it loads the exported files"
             raise VerificationFailed(what, got=", ".join(there.facts[name][:6]))
-    facts = {"loader": loader, **there.facts, "trust_remote_code": level.runs_code}
+    facts = {"loader": loader, "made_by": made_by, **there.facts, "trust_remote_code": level.runs_code}
     if run.here is None:
         return facts
     tolerance = LOW if run.model.compute != "float32" else EXACT if exact else ROUNDED
     compared = compare(run.here, there, tolerance, run.margin)
     error = {k: compared.pop(k) for k in ("max_abs", "max_rel", "tol")}
     tokens = [len(g) for g in run.here.greedy]
-    return {**facts, "prompts": len(ids), "tokens": tokens, "export_error": error, **compared}
+    return {**facts, "prompts": len(rows), "tokens": tokens, "export_error": error, **compared}
 
 
 def _export_onnx(run: _ProgramOutput, folder: Path, o: ExportOptions) -> dict[str, Any]:
     """Write `model.onnx`, and compare its results with the program's. Raises: VerificationFailed."""
-    from graphwright.models.onnx import compare_onnx, save_onnx
+    from graphwright.models.onnx import check_onnx, compare_onnx, save_onnx
 
     path = folder / "model.onnx"
     save_onnx(run.model.program, path, opset=o.opset, cache=o.onnx_cache)
     if run.here is None or o.check == "none":
         return {}
-    found = compare_onnx(path, run.prompts, run.here.logits, run.here.greedy if o.onnx_cache else None)
+    if run.model.task != LANGUAGE_MODEL:
+        found = check_onnx(run.model.program, path)
+        return {"onnx": {"opset": o.opset, "cache": False, **found}}
+    prompts = [row[IDS] for row in run.rows]
+    found = compare_onnx(path, prompts, run.here.logits, run.here.greedy if o.onnx_cache else None)
     return {"onnx": {"opset": o.opset, "cache": o.onnx_cache, **found}}
 
 
@@ -309,11 +317,14 @@ def _drift(source: Model | None, run: _ProgramOutput, text: str | None) -> tuple
     if run.here is None:
         return moved, []
     warnings = []
+    if run.model.task != LANGUAGE_MODEL:
+        before = _run(source, run.rows).here if source is not None else None
+        return ({"max_abs_doutputs": _moved(before, run.here)} if before is not None else {}), []
     if source is not None and source.vocab != run.model.vocab:
         warnings.append(f"drift was not measured: logits of {run.model.vocab} ids against {source.vocab} of the source")
     elif source is not None:
         try:
-            moved = drift([source.logits(ids) for ids in run.prompts], run.here.logits)
+            moved = drift([source.logits(row[IDS]) for row in run.rows], run.here.logits)
         except NonFinite as error:
             warnings.append(f"drift was not measured: {error.where} of the source has {error.got}")
             source = None
@@ -323,6 +334,17 @@ def _drift(source: Model | None, run: _ProgramOutput, text: str | None) -> tuple
         facts = {"bytes": scores["after"].bytes, "text_sha256": sha256(text.encode()).hexdigest()}
         moved["bits_per_byte"] = {**{name: s.bits_per_byte for name, s in scores.items()}, **facts}
     return moved, warnings
+
+
+def _moved(before: LoaderOutput, after: LoaderOutput) -> dict[str, float]:
+    """Return the largest difference of each output that kept its shape."""
+    found: dict[str, float] = {}
+    for a, b in zip(before.outputs, after.outputs, strict=True):
+        for name in a.keys() & b.keys():
+            if a[name].shape == b[name].shape and a[name].size:
+                moved = float(np.abs(a[name].astype(np.float64) - b[name]).max())
+                found[name] = max(found.get(name, 0.0), moved)
+    return dict(sorted(found.items()))
 
 
 def _receipt(
@@ -337,7 +359,7 @@ def _receipt(
     moved |= {"predicted": dict(o.predicted)} if o.predicted else {}
     confirmed = facts.get("loader") == "transformers" and "export_error" in facts
     if not confirmed:
-        warnings.insert(0, "not confirmed: transformers has not computed equal logits from these files")
+        warnings.insert(0, "not confirmed: transformers has not computed equal results from these files")
     if loading_options(level.written, folder, level.runs_code) == EAGER:
         warnings.append(UNALIGNED)
     if lacks_rows(model):
@@ -358,12 +380,13 @@ def _receipt(
     for name, value in cost(model).items():
         costs[name] |= {} if level.written is model or value == costs[name]["after"] else {"program": value}
     if o.timed:
-        costs |= latency(original, level.written, model)
+        costs |= latency(original, level.written, model, run.rows[0])
     probe: dict[str, Any] = {}
-    if here is not None:
-        last = here.logits[0][-1]
-        top = [[int(i), float(last[i])] for i in np.argsort(-last, kind="stable")[:5]]
-        probe = {"ids": run.prompts[0].tolist(), "top5": top, "greedy": here.greedy[0].tolist()}
+    if here is not None and model.task == LANGUAGE_MODEL:
+        probe = make_probe(run.rows[0], here.outputs[0], here.greedy)
+    elif here is not None:
+        inputs = random_facts(model.program)[0]
+        probe = {"inputs": inputs, **make_probe({}, run.model.outputs(**random_example(inputs, 0)), ())}
     given = {f.name: getattr(o, f.name) for f in fields(o) if f.name not in ("prompts", "text", "predicted")}
     edits, journal = p.history.undoable, {"entries": len(p.journal), "hash": p.journal.hash}
     return Receipt(

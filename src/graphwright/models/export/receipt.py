@@ -19,7 +19,8 @@ from graphwright.errors import NonFinite
 from graphwright.files import JsonError, atomic_write, blake2b_128, read_json, sha256_file
 from graphwright.graph import canonical_json
 from graphwright.models.errors import ExportError
-from graphwright.models.generation.timed import CONTEXT, decode_calls, prefill_calls
+from graphwright.models.export.examples import GREEDY_TOKENS, Example
+from graphwright.models.generation.timed import CONTEXT, decode_calls, prefill_calls, run_call
 from graphwright.report import Report
 from graphwright.safetensors import Checkpoint
 from graphwright.timing import TimeComparison, compare_times, measure_time
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from graphwright.models.model import Model
 
 SCHEMA = 4
-GREEDY_TOKENS = 32
 _KINDS = {"int": int, "str": str, "bool": bool, "list": list, "dict": dict}
 
 
@@ -46,13 +46,15 @@ class Receipt(Report):
         source: {name, files: [{name, bytes, sha256}], program_hash}.
         result: {files, program_hash, tensors: {key: BLAKE2b-128}}.
         journal: {entries, hash, by_author, edits: [{why, author, summary}]}.
-        check: loader, class, versions, prompts, tokens, export_error {max_abs, max_rel, tol}, greedy_equal, onnx.
-        drift: program against source: max_abs_dlogits, mean_kl_nats, top1_agreement; for a text, bits_per_byte {before,
-            after, bytes, text_sha256}; figures that a pass predicted, predicted {name: figure}.
+        check: loader, made_by, class, versions, prompts, tokens, export_error {max_abs, max_rel, tol}, greedy_equal,
+            onnx.
+        drift: program against source: of language models max_abs_dlogits, mean_kl_nats, top1_agreement, of others
+            max_abs_doutputs {name: figure}; for a text, bits_per_byte {before, after, bytes, text_sha256}; figures that
+            a pass predicted, predicted {name: figure}.
         cost: parameters, bytes, flops_per_token, kv_bytes_per_token, each {before, after, program}: of the source, of
             the files, and of the edited program where the files hold zeros for removed units; latency_ms with prefill
-            and decode, each a `TimeComparison`, or {after} without a source or an edit.
-        probe: {ids, top5, greedy} for a later verification of the files.
+            and decode, or run for other tasks, each a `TimeComparison`, or {after} without a source or an edit.
+        probe: {ids, top5, greedy}, or of another task {inputs, outputs, largest}, for a later verification.
         warnings: sentences for the reader.
         unknown: fields of a later version, preserved when the receipt is written again.
     """
@@ -124,7 +126,8 @@ class Receipt(Report):
         ]
         if "export_error" in self.check:
             worst, share = self.check["export_error"]["max_abs"], self.check["export_error"]["max_rel"]
-            rows.append(("files against program", f"logits within {worst:.2e} (relative {share:.1e})"))
+            what = "logits" if self.check.get("greedy_equal") else "outputs"
+            rows.append(("files against program", f"{what} within {worst:.2e} (relative {share:.1e})"))
         if self.check.get("greedy_equal"):
             equal, tokens = self.check["greedy_equal"], self.check["tokens"]
             rows.append(("greedy tokens equal", f"{sum(equal)} of {sum(tokens)} over {len(equal)} prompts"))
@@ -136,6 +139,8 @@ class Receipt(Report):
             moved, nats = self.drift["max_abs_dlogits"], self.drift["mean_kl_nats"]
             same = f"top-1 equal {100 * self.drift['top1_agreement']:.1f} %"
             rows.append(("program against source", f"logits within {moved:.3g}, KL {nats:.3g} nats, {same}"))
+        for name, moved in self.drift.get("max_abs_doutputs", {}).items():
+            rows.append(("program against source", f"{name} within {moved:.3g}"))
         if bits := self.drift.get("bits_per_byte"):
             before = f"{bits['before']:.4f} -> " if "before" in bits else ""
             rows.append(("bits per byte", f"{before}{bits['after']:.4f}, of {bits['bytes']:,} bytes"))
@@ -146,7 +151,7 @@ class Receipt(Report):
                 before = f"{value['before']:,} -> " if value.get("before", value["after"]) != value["after"] else ""
                 program = f" in the files, {value['program']:,} in the program" if "program" in value else ""
                 rows.append((name.replace("_", " "), f"{before}{value['after']:,}{program}"))
-        for name, label in (("prefill", f"ms for {CONTEXT} tokens"), ("decode", "ms per token")):
+        for name, label in (("prefill", f"ms for {CONTEXT} tokens"), ("decode", "ms per token"), ("run", "ms per run")):
             value = dict(self.cost.get("latency_ms", {}).get(name, {}))
             if "before" in value:
                 of_program = value.pop("program", None)
@@ -224,8 +229,8 @@ def cost(model: Model) -> dict[str, Any]:
     return found | {name: getattr(facts, name) for name in ("flops_per_token", "kv_bytes_per_token")}
 
 
-def latency(source: Model | None, written: Model, model: Model) -> dict[str, Any]:
-    """Measure the ms to prefill 128 tokens and to decode one, in alternating rounds.
+def latency(source: Model | None, written: Model, model: Model, example: Example) -> dict[str, Any]:
+    """Measure the ms to prefill 128 tokens and to decode one, or of another task to run an example, in turns.
 
     Args:
         source: the model before all edits, if it is known; not compared with an equal model.
@@ -238,9 +243,13 @@ def latency(source: Model | None, written: Model, model: Model) -> dict[str, Any
     if source is not None and written is model and source.program.hash() == model.program.hash():
         source = None  # equal programs differ by noise alone
     sides = {"after": written} | ({} if written is model or source is None else {"program": model})
-    found: dict[str, Any] = {"prefill": {}, "decode": {}}
+    kinds: dict[str, Any] = {"prefill": prefill_calls, "decode": decode_calls}
+    context = {"context": CONTEXT}
+    if model.task != "causal-lm":
+        context, kinds = {}, {"run": lambda *programs: [run_call(p, example) for p in programs]}
+    found: dict[str, Any] = {name: {} for name in kinds}
     try:
-        for name, made in (("prefill", prefill_calls), ("decode", decode_calls)):
+        for name, made in kinds.items():
             if source is None:
                 found[name] = {"after": measure_time(made(written.program)[0])}
                 continue
@@ -250,7 +259,7 @@ def latency(source: Model | None, written: Model, model: Model) -> dict[str, Any
                                                          if side != "after"}  # fmt: skip
     except NonFinite:  # weights of the source or of the model are NaN, so there is nothing to time
         return {}
-    return {"latency_ms": {"runtime": "graphwright", "context": CONTEXT, "threads": get_num_threads(), **found}}
+    return {"latency_ms": {"runtime": "graphwright", **context, "threads": get_num_threads(), **found}}
 
 
 # -- the card ----------------------------------------------------------------------------------------------------------
@@ -261,6 +270,7 @@ def write_card(directory: Path, receipt: Receipt, name: str, code: str, runs_cod
     made = receipt.journal["edits"]
     trust = " --trust-code" if runs_code else ""
     edits = "\n".join(f"{k}. {_plain(e['why'])} ({_plain(e['author'])}; {e['summary']})" for k, e in enumerate(made, 1))
+    greedy = f" Greedy tokens\nper prompt: {GREEDY_TOKENS}." if receipt.check.get("greedy_equal") else ""
     text = f"""---
 library_name: transformers
 base_model: {json.dumps(base, ensure_ascii=False)}
@@ -283,8 +293,7 @@ Exported by Graphwright {receipt.graphwright} from `{base}`.
 | --- | --- |
 {rows}
 
-`receipt.json` holds all figures; `graphwright verify {_plain(name)}{trust}` checks the files against it. Greedy tokens
-per prompt: {GREEDY_TOKENS}.
+`receipt.json` holds all figures; `graphwright verify {_plain(name)}{trust}` checks the files against it.{greedy}
 """
     (directory / "README.md").write_text(text, encoding="utf-8")
 

@@ -42,8 +42,11 @@ def loading_options(written: Model, directory: Path, runs_code: bool) -> dict[st
     return EAGER if any(nbytes % ALIGNED for nbytes in rows) else {}
 
 
-def snippet(name: str, options: Mapping[str, Any]) -> str:
-    """Return source that loads the directory `name` from its parent folder with options of `from_pretrained`."""
+def snippet(name: str, options: Mapping[str, Any], made_by: str = "AutoModelForCausalLM") -> str:
+    """Return source that loads the directory `name` from its parent folder, by the class `made_by` of transformers.
+
+    `options` are those of `from_pretrained`.
+    """
     extra = "".join(f", {key}={json.dumps(v) if isinstance(v, str) else v}" for key, v in options.items())
-    load = f"model = AutoModelForCausalLM.from_pretrained({json.dumps(f'./{name}')}{extra})"
-    return f"from transformers import AutoModelForCausalLM\n\n{load}\n"
+    load = f"model = {made_by}.from_pretrained({json.dumps(f'./{name}')}{extra})"
+    return f"from transformers import {made_by}\n\n{load}\n"

@@ -611,6 +611,11 @@ def find_deviations(match: TemplateMatch) -> list[Deviation]:
     return sorted(found, key=lambda d: (d.path, d.kind))
 
 
+def compared_by_path(ours: Program, theirs: Program) -> list[Deviation]:
+    """Find all differences of a program from another one, whose nodes have the same paths; sorted by path."""
+    return sorted((d for d, _, _ in _differences(ours, theirs)), key=lambda d: (d.path, d.kind))
+
+
 def _added_layers(match: TemplateMatch) -> Iterator[Deviation]:
     """Yield a deviation for each branch of a layer that the config lacks, or that is routed in one of the two."""
     axis, field = AXES["layers"], match.fields.get("layers", "")

@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from graphwright.array import random
-from graphwright.errors import GraphwrightError, UsageError
+from graphwright.errors import GraphwrightError
 from graphwright.files import sha256_file
 from graphwright.models.errors import VerificationFailed
-from graphwright.models.export.levels import LEVELS
-from graphwright.models.export.receipt import GREEDY_TOKENS, Receipt, file_rows, tensor_digests
-from graphwright.models.tokenizer import Tokenizer
+from graphwright.models.export.examples import GREEDY_TOKENS, IDS, Example, random_example
+from graphwright.models.export.ladder import LEVELS
+from graphwright.models.export.receipt import Receipt, file_rows, tensor_digests
+from graphwright.models.metrics import check_finite
 from graphwright.report import Report
 
 if TYPE_CHECKING:
@@ -31,67 +31,53 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 600
 _ROUNDING = 1e-6  # rounding of a float32 forward pass, relative to the largest logit; measured on the test models
-_TEXTS = (
-    "The following", "def __init__(self, *args, **kwargs):\n", "In a list of numbers, ", "Once upon a time",
-    "If the two values are not equal, the result", "import os\n\n", "A class",
-    "The quick brown fox jumps over the lazy dog.",
-)  # fmt: skip
-"""Default prompts of the check; short, so that every vocabulary can encode them."""
+LANGUAGE_MODEL, LANGUAGE_MODEL_LOADER = "causal-lm", "AutoModelForCausalLM"
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderOutput:
-    """Results of a loaded model: logits float32 [T, V] and greedy ids for each prompt; facts about the process."""
+    """Results of a loaded model for each example: outputs by name, and of a language model the greedy ids.
 
-    logits: list[np.ndarray]
+    The logits of a language model are float32 [T, V]. `facts` are about the process.
+    """
+
+    outputs: list[dict[str, np.ndarray]]
     greedy: list[np.ndarray]
     facts: dict[str, Any]
 
+    @property
+    def logits(self) -> list[np.ndarray]:
+        """The logits of each example."""
+        return [row["logits"] for row in self.outputs]
 
-def check_prompts(
-    tokenizer: Tokenizer | None, vocab: int, prompts: Sequence[Any] | None = None, longest: int | None = None
-) -> list[np.ndarray]:
-    """Return the prompts of the check as arrays of ids.
 
-    By default the prompts are built-in texts, or without a tokenizer 8 random lists of 64 ids; they leave room for the
-    tokens after them in a text of `longest` tokens.
+def compute_here(model: Model, rows: Sequence[Example], tokens: int = GREEDY_TOKENS) -> LoaderOutput:
+    """Run the program on examples in this process; a language model generates up to `tokens` greedy tokens after each.
 
-    Raises: UsageError for a text if there is no tokenizer, for an empty prompt, and for an empty list.
+    Raises: NonFinite.
     """
-    if prompts is not None:
-        if tokenizer is None and any(isinstance(p, str) for p in prompts):
-            what = "a prompt is a text, but the model has no tokenizer"
-            raise UsageError(what, where="prompts", fix="give prompts as lists of ids")
-        made = [np.asarray(tokenizer.encode(p) if tokenizer and isinstance(p, str) else p, np.int64) for p in prompts]
-        if not made:
-            raise UsageError("the list of prompts of the check is empty", where="prompts")
-        if wrong := [ids.shape for ids in made if ids.ndim != 1 or not ids.size]:
-            what = "a prompt of the check is empty or not a list of ids"
-            raise UsageError(what, where="prompts", expected="lists of at least one id", got=wrong)
-        return made
-    texts = _TEXTS if tokenizer is not None else ()
-    made = [np.asarray(tokenizer.encode(t, add_special_tokens=False), np.int64) for t in texts if tokenizer]
-    fitting = [ids for ids in made if len(ids) and ids.max() < vocab]
-    made = fitting or [random.integers(0, vocab, 64, seed=0, stream=9, step=i) for i in range(8)]
-    return [ids[: max(longest - GREEDY_TOKENS, 1)] for ids in made] if longest is not None else made
-
-
-def compute_here(model: Model, prompts: Sequence[np.ndarray], tokens: int = GREEDY_TOKENS) -> LoaderOutput:
-    """Run the program on the prompts in this process, and generate up to `tokens` greedy tokens after each."""
-    logits = [model.logits(ids) for ids in prompts]
-    greedy = [np.asarray(model.generate(ids, tokens).ids, np.int64) for ids in prompts]
-    return LoaderOutput(logits, greedy, {})
+    if model.task == LANGUAGE_MODEL:
+        logits = [{"logits": model.logits(row[IDS])} for row in rows]
+        greedy = [np.asarray(model.generate(row[IDS], tokens).ids, np.int64) for row in rows]
+        return LoaderOutput(logits, greedy, {})
+    outputs = [model.outputs(**row) for row in rows]
+    for found in outputs:
+        for value in found.values():
+            check_finite(model.program, value)
+    return LoaderOutput(outputs, [], {})
 
 
 def compute_there(
-    directory: Path, prompts: Sequence[np.ndarray], *, loader: Literal["transformers", "graphwright"] = "transformers",
-    trust: bool = False, tokens: int = GREEDY_TOKENS, snippet: tuple[str, str] | None = None,
+    directory: Path, rows: Sequence[Example], *, loader: Literal["transformers", "graphwright"] = "transformers",
+    made_by: str = LANGUAGE_MODEL_LOADER, trust: bool = False, tokens: int = GREEDY_TOKENS,
+    snippet: tuple[str, str] | None = None,
 ) -> LoaderOutput:  # fmt: skip
     """Load an exported directory and run it in a clean process.
 
     Args:
-        directory, prompts, tokens: the export, ids, and how many tokens to generate per prompt.
+        directory, rows, tokens: the export, examples, and how many tokens a language model generates after each.
         loader: `transformers`, in a process that cannot import this package, or `graphwright`.
+        made_by: the class of transformers that loads the directory; an `AutoModelForCausalLM` generates.
         trust: let transformers run the directory's own code.
         snippet: (name, source): source text to run in a folder in which the export has this name.
     Raises: VerificationFailed with the last lines of its standard error if the process fails or exceeds 600 s.
@@ -103,10 +89,10 @@ def compute_there(
             (Path(out) / "beside").mkdir()
             (Path(out) / "beside" / name).symlink_to(directory.resolve(), target_is_directory=True)
             (Path(out) / "snippet.py").write_text(source, encoding="utf-8")
-        arrays: dict[str, Any] = {f"{i:04}": ids for i, ids in enumerate(prompts)}
-        np.savez(Path(out) / "prompts.npz", **arrays)
+        arrays: dict[str, Any] = {f"{i:04}/{name}": a for i, row in enumerate(rows) for name, a in row.items()}
+        np.savez(Path(out) / "examples.npz", **arrays)
         first = str(package) if loader == "graphwright" else "trusted" if trust else "transformers"
-        arguments = [script, first, directory.resolve(), Path(out) / "prompts.npz", out, tokens]
+        arguments = [script, first, directory.resolve(), Path(out) / "examples.npz", out, tokens, made_by]
         try:
             code, errors = _start(["-I", *map(str, arguments)], out)
         except subprocess.TimeoutExpired as error:
@@ -117,8 +103,12 @@ def compute_there(
             raise VerificationFailed(f"{loader} could not load the exported files", where=directory.name,
                                      got="\n".join(lines[-6:]) or f"exit {code}")  # fmt: skip
         facts = json.loads((Path(out) / "facts.json").read_text(encoding="utf-8"))
-        logits, greedy = ([a for _, a in sorted(np.load(f"{out}/{n}.npz").items())] for n in ("logits", "greedy"))
-        return LoaderOutput(logits, greedy, facts)
+        outputs: list[dict[str, np.ndarray]] = [{} for _ in rows]
+        for at, array in np.load(f"{out}/outputs.npz").items():
+            number, _, name = at.partition("/")
+            outputs[int(number)][name] = array
+        greedy = [a for _, a in sorted(np.load(f"{out}/greedy.npz").items())]
+        return LoaderOutput(outputs, greedy, facts)
 
 
 def _start(command: Sequence[str], directory: str) -> tuple[int, str]:
@@ -136,22 +126,20 @@ def transformers_installed() -> bool:
 def compare(
     here: LoaderOutput, there: LoaderOutput, tolerance: float, margin: Callable[[int, int], float] | None = None
 ) -> dict[str, Any]:
-    """Compare logits and greedy tokens; return a dict with the largest differences and the number of equal tokens.
+    """Compare outputs and greedy tokens; return a dict with the largest differences and the number of equal tokens.
 
-    Logits pass if max abs difference <= tolerance · max abs. Greedy tokens pass if they are equal, or if at the first
-    difference the two best logits are closer than twice the largest difference of logits: `margin` gives their
-    distance at a (prompt, position). Raises: VerificationFailed if logits or tokens differ by more than rounding.
+    An output passes if its max abs difference <= tolerance · max abs. Greedy tokens pass if they are equal, or if at
+    the first difference the two best logits are closer than twice the largest difference of logits: `margin` gives
+    their distance at a (prompt, position). Raises: VerificationFailed if more than rounding differs.
     """
-    for a, b in zip(here.logits, there.logits, strict=True):
-        if a.shape != b.shape:
-            what = "the shapes of the loader's logits and of the program's differ"
-            raise VerificationFailed(what, expected=a.shape, got=b.shape)
-    pairs = zip(here.logits, there.logits, strict=True)
-    worst = float(np.max([np.abs(a - b).max() for a, b in pairs], initial=0))  # keeps NaN, as max() would not
-    scale = max((float(np.abs(a).max()) for a in here.logits), default=0.0)
-    if not worst <= tolerance * scale:
-        what, expected = "logits of the files differ from the program's", f"difference <= {tolerance * scale:.3g}"
-        raise VerificationFailed(what, expected=expected, got=worst)
+    names = list(dict.fromkeys(name for row in here.outputs for name in row))
+    worst = scale = share = 0.0
+    for name in names:
+        moved, size = _largest_difference(name, here, there)
+        if not moved <= tolerance * size:
+            what, expected = f"{name} of the files differ from the program's", f"difference <= {tolerance * size:.3g}"
+            raise VerificationFailed(what, expected=expected, got=moved)
+        worst, scale, share = max(worst, moved), max(scale, size), max(share, moved / size if size else 0.0)
     close = 2 * max(worst, _ROUNDING * scale)
     equal, ties = [], []
     for i, (a, b) in enumerate(zip(here.greedy, there.greedy, strict=True)):
@@ -166,8 +154,21 @@ def compare(
             raise VerificationFailed("a greedy token of the files differs from the program's",
                                      where=f"prompt {i}, token {first}", expected=chosen[0], got=chosen[1])  # fmt: skip
         ties.append({"prompt": i, "token": first, "margin": apart})
-    facts = {"max_abs": worst, "max_rel": worst / scale if scale else 0.0, "tol": tolerance, "greedy_equal": equal}
+    facts = {"max_abs": worst, "max_rel": share, "tol": tolerance, "greedy_equal": equal}
     return facts | ({"near_ties": ties} if ties else {})
+
+
+def _largest_difference(name: str, here: LoaderOutput, there: LoaderOutput) -> tuple[float, float]:
+    """Return the largest difference of an output in all examples, and its largest entry. Raises: VerificationFailed."""
+    moved, size = [0.0], [0.0]
+    for a, b in zip(here.outputs, there.outputs, strict=True):
+        if name not in b or a[name].shape != b[name].shape:
+            what = f"the shapes of the loader's {name} and of the program's differ"
+            raise VerificationFailed(what, expected=a[name].shape, got=b[name].shape if name in b else "no such output")
+        if a[name].size:
+            moved.append(np.abs(a[name].astype(np.float64) - b[name]).max())
+            size.append(np.abs(a[name].astype(np.float64)).max())
+    return float(np.max(moved)), float(np.max(size))  # which keep NaN
 
 
 _TOLERANCE = 1e-3
@@ -257,8 +258,7 @@ def _probe(folder: Path, receipt: Receipt, trust_code: bool, found: Verification
     if not receipt.probe:
         found.unchecked.append("the probe: the receipt has none")
         return
-    ids, wanted = (np.asarray(receipt.probe[name], np.int64) for name in ("ids", "greedy"))
-    top = [(int(token), float(logit)) for token, logit in receipt.probe["top5"]]
+    row, compared, tokens = read_probe(receipt.probe)
     if not transformers_installed():
         found.unchecked.append("loading with transformers: not installed (pip install 'graphwright[hf]')")
         return
@@ -267,21 +267,74 @@ def _probe(folder: Path, receipt: Receipt, trust_code: bool, found: Verification
         code = f"runs {' and '.join(f.name for f in sorted(folder.glob('*.py')))}; read the code"
         found.unchecked.append(f"the probe: loading this directory {code}, then use --trust-code (trust_code=True)")
         return
+    made_by = str(receipt.check.get("made_by", LANGUAGE_MODEL_LOADER))
+    if not made_by.isidentifier():
+        raise ValueError(made_by)
     try:
-        there = compute_there(folder, [ids], trust=runs_code, tokens=max(len(wanted), 1))
+        there = compute_there(folder, [row], made_by=made_by, trust=runs_code, tokens=max(tokens, 1))
     except VerificationFailed as error:
         found.problems.append(str(error))
         return
     for name in ("missing_keys", "unexpected_keys"):
         if there.facts[name]:
             found.problems.append(f"transformers reports {name.replace('_', ' ')}: {there.facts[name][:4]}")
-    last, greedy, scale = there.logits[0][-1], there.greedy[0], max(1.0, *(abs(logit) for _, logit in top))
-    off = [(t, logit) for t, logit in top if not abs(float(last[t]) - logit) <= _TOLERANCE * scale]
-    if off:
-        token, logit = off[0]
-        found.problems.append(f"probe: logit of token {token} is {last[token]:.5f}, the receipt says {logit:.5f}")
-    elif not np.array_equal(greedy[: len(wanted)], wanted[: len(greedy)]):
-        found.problems.append(f"probe: greedy tokens {greedy[:8].tolist()}..., not {wanted[:8].tolist()}...")
+    problem, checked = compared(there)
+    if problem:
+        found.problems.append(f"probe: {problem}")
     else:
-        by = f"by transformers {there.facts['transformers']}"
-        found.checked.append(f"probe: top-5 logits and {len(wanted)} greedy tokens, {by}")
+        found.checked.append(f"probe: {checked}, by transformers {there.facts['transformers']}")
+
+
+# -- the probe ---------------------------------------------------------------------------------------------------------
+_FIRST = 8
+"""Entries of each output that the probe of a model of another task than predicting tokens holds."""
+
+
+def make_probe(row: Example, outputs: Mapping[str, np.ndarray], greedy: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Return the facts of one example for a later verification: ids, top-5 logits and greedy tokens of a text.
+
+    Of other tasks, whose inputs may be images, the dtypes and shapes of the random inputs, and the first entries of
+    each output.
+    """
+    if greedy:
+        last = outputs["logits"][-1]
+        top = [[int(i), float(last[i])] for i in np.argsort(-last, kind="stable")[:5]]
+        return {"ids": row[IDS].tolist(), "top5": top, "greedy": greedy[0].tolist()}
+    first = {name: [float(v) for v in value.reshape(-1)[:_FIRST]] for name, value in outputs.items()}
+    return {"outputs": first, "largest": {n: float(np.abs(v).max(initial=0)) for n, v in outputs.items()}}
+
+
+def read_probe(probe: Mapping[str, Any]) -> tuple[Example, Callable[[LoaderOutput], tuple[str, str]], int]:
+    """Return (inputs, function that compares, number of greedy tokens) of a probe.
+
+    The function returns what differs from the probe, "" if nothing does, and what was compared. Raises: LookupError,
+    TypeError or ValueError for a probe of another form.
+    """
+    if "ids" not in probe:
+        wanted = {str(name): [float(v) for v in values] for name, values in probe["outputs"].items()}
+        scales = {name: max(float(probe["largest"][name]), 1e-6) for name in wanted}
+        return random_example(probe["inputs"], 0), lambda there: _entries_differ(there, wanted, scales), 0
+    ids, greedy = (np.asarray(probe[name], np.int64) for name in ("ids", "greedy"))
+    top = [(int(token), float(logit)) for token, logit in probe["top5"]]
+    return {IDS: ids}, lambda there: _tokens_differ(there, greedy, top), len(greedy)
+
+
+def _entries_differ(
+    there: LoaderOutput, outputs: Mapping[str, list[float]], scales: Mapping[str, float]
+) -> tuple[str, str]:
+    for name, wanted in outputs.items():
+        now = there.outputs[0][name].reshape(-1)[:_FIRST].tolist()
+        for i, (a, b) in enumerate(zip(now, wanted, strict=True)):
+            if not abs(a - b) <= _TOLERANCE * scales[name]:
+                return f"entry {i} of {name} is {a:.5f}, the receipt says {b:.5f}", ""
+    return "", f"the first {_FIRST} entries of {', '.join(outputs)}"
+
+
+def _tokens_differ(there: LoaderOutput, greedy: np.ndarray, top: list[tuple[int, float]]) -> tuple[str, str]:
+    last, made, scale = there.logits[0][-1], there.greedy[0], max(1.0, *(abs(logit) for _, logit in top))
+    for token, logit in top:
+        if not abs(float(last[token]) - logit) <= _TOLERANCE * scale:
+            return f"logit of token {token} is {last[token]:.5f}, the receipt says {logit:.5f}", ""
+    if not np.array_equal(made[: len(greedy)], greedy[: len(made)]):
+        return f"greedy tokens {made[:8].tolist()}..., not {greedy[:8].tolist()}...", ""
+    return "", f"top-5 logits and {len(greedy)} greedy tokens"

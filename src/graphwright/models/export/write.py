@@ -47,6 +47,7 @@ def tensor_items(model: Model, dtype: str = "keep", only: Container[str] | None 
     """
     p, source = model.program, model.checkpoint
     values = {p.key(n): p.weights[p.key(n)] for n in p.params()}
+    values |= {model.keys[path]: p.weights[path] for path in model.arch.buffers if path in p.weights}
     order = list(source.keys()) if source is not None else []
     besides = _other_tensors(model, values, dtype)
     every = [*[k for k in order if k in values or k in besides], *[k for k in values if k not in order]]

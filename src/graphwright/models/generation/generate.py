@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
@@ -15,6 +16,7 @@ from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError
 from graphwright.models.generation.cache import KVCache, check_cache_of
 from graphwright.models.generation.cached_program import EXECUTOR
+from graphwright.models.generation.recomputed import RecomputedCache, RecomputedGeneration
 from graphwright.models.generation.sampling import Sampling, SamplingKeywords, SamplingRequest
 from graphwright.models.generation.text import TextStream, prompt_ids
 from graphwright.models.inspect import kv_bytes_per_token, weight_bytes_per_token
@@ -29,6 +31,8 @@ from graphwright.signatures import keywords
 if TYPE_CHECKING:
     from graphwright.models.model import Model
 
+_CALLER = 8
+"""Frames between a warning here and the call of the user."""
 BURST = 0.002
 """Seconds of decoding after which new tokens are added to the text; a token that takes longer is added at once."""
 _ROUND = 64  # capacities are multiples of this, so that prompts of similar length share their plans
@@ -194,7 +198,7 @@ def generate_many(
         if cache is None:
             entries = len(ids) + max(max_new_tokens - 1, 0)
             tokens = -(-entries // _ROUND) * _ROUND
-            cache = model.new_cache(tokens, kind="static", deterministic=given.deterministic)
+            cache = _new_cache(model, tokens, given.deterministic)
         check_cache_of(model.program, cache)
         if given.deterministic and not cache.steps.deterministic:
             raise UsageError("the steps of this cache are not deterministic", where="cache",
@@ -218,6 +222,18 @@ def generate_many(
             if mark is not None:
                 mark.release()
         return results
+
+
+def _new_cache(model: Model, tokens: int, deterministic: bool) -> KVCache:
+    """Return a cache for one text; for a program whose steps cannot be cached, one that runs all of it again."""
+    try:
+        return model.new_cache(tokens, kind="static", deterministic=deterministic)
+    except UsageError as error:
+        if model.arch.imported is None or "cannot be cached" not in error.what:
+            raise
+        text = f"{error.what}; each token runs the whole text again ({model.directory.name})"
+        warnings.warn(text, RecomputedGeneration, stacklevel=_CALLER)
+        return RecomputedCache(model.program)
 
 
 @checked

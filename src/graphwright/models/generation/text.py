@@ -12,7 +12,7 @@ import numpy as np
 from graphwright.errors import UsageError
 from graphwright.models.errors import PromptError
 from graphwright.models.tokenizer import ByteTokenizer, Tokenizer, need_tokenizer
-from graphwright.ops import traits
+from graphwright.ops import get, traits
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -44,16 +44,24 @@ def vocabulary(p: Program) -> int:
     Models of other tasks than predicting the next token call these ids `input_ids`.
     """
     ids = next((name for name in ("ids", "input_ids") if name in p.input_names()), None)
-    readers = () if ids is None else p.consumers(ids)
-    rows = [p.spec(p.operands(n)[0]).shape[0] for n in readers if traits(p.op(n)).lookup]
-    return min((r for r in rows if isinstance(r, int)), default=UNBOUNDED)
+    return UNBOUNDED if ids is None else indexed_rows(p, ids)
 
 
 def longest_text(p: Program) -> int:
     """Return the number of positions that a program has an embedding for, or `UNBOUNDED`."""
-    readers = p.consumers("positions") if "positions" in p.input_names() else ()
-    rows = [p.spec(p.operands(n)[0]).shape[0] for n in readers if traits(p.op(n)).lookup]
-    return min((r for r in rows if isinstance(r, int)), default=UNBOUNDED)
+    return indexed_rows(p, "positions") if "positions" in p.input_names() else UNBOUNDED
+
+
+def indexed_rows(p: Program, name: str) -> int:
+    """Return the rows of the smallest table that an input, or a view of it, indexes; `UNBOUNDED` without one."""
+    rows, queue = list[int](), [*p.consumers(name)]
+    for node in queue:
+        if traits(p.op(node)).lookup:
+            size = p.spec(p.operands(node)[0]).shape[0]
+            rows += [size] if isinstance(size, int) else []
+        elif get(p.op(node)).view is not None or traits(p.op(node)).casts:
+            queue += p.consumers(node)
+    return min(rows, default=UNBOUNDED)
 
 
 def check_ids(ids: Any, vocab: int) -> np.ndarray:

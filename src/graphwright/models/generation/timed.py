@@ -1,8 +1,8 @@
-"""Calls that run a prompt or decode tokens with a program, to be timed."""
+"""Calls that run a prompt, decode tokens or run other inputs with a program, to be timed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -12,6 +12,9 @@ import numpy as np
 from graphwright.models.generation.cache import StaticCache
 from graphwright.models.generation.generate import BURST
 from graphwright.models.generation.sampling import Sampling, SamplingRequest
+from graphwright.plan.compile import plan_for
+from graphwright.plan.options import CompileOptions
+from graphwright.program.run import check_feeds
 from graphwright.timing import Repeated
 
 if TYPE_CHECKING:
@@ -40,6 +43,14 @@ def decode_calls(*programs: Program) -> list[Repeated]:
     slowest = max(min(decode(1) for _ in range(3)) for decode in decoders)
     tokens = min(max(int(BURST / slowest), 1), MOST)
     return [Repeated(partial(decode, tokens), tokens) for decode in decoders]
+
+
+def run_call(p: Program, feeds: Mapping[str, np.ndarray]) -> Callable[[], object]:
+    """Return a function that runs a program on inputs by name."""
+    given, _ = check_feeds(p, feeds)
+    plan = plan_for(p, {n: t.spec for n, t in given.items()}, p.output_names(), CompileOptions(freeze=True))
+    plan(given)
+    return partial(plan, given)
 
 
 def _prefill(p: Program) -> Callable[[], object]:

@@ -57,6 +57,28 @@ class ImportedArchitecture(Architecture):
         for path, spec in self.skeleton.stored.items():
             yield path, self.skeleton.facts["keys"][path], spec.sizes, tuple(map(str, spec.shape))
 
+    def resized(self, config: Config, compute: str) -> tuple[Architecture, Any]:
+        """Capture the class with another config; see `Architecture.resized`. Raises: CaptureError, MissingExtra."""
+        found = imported(config, compute)
+        assert found is not None
+        return found, found.read(config)
+
+    def shapes_for(self, config: Config) -> dict[str, tuple[int, ...]] | None:
+        """Make the class on the meta device; see `Architecture.shapes_for`."""
+        import torch
+
+        made = _class_of(config, False)
+        try:
+            with torch.device("meta"):
+                state = made(_hub_config(config)).state_dict()
+        except Exception:  # a class may refuse a config by any error
+            return None
+        return {path: tuple(tensor.shape) for path, tensor in state.items() if path in self.skeleton.stored}
+
+    def known_fields(self, config: Config) -> Mapping[str, Any]:
+        """Return the fields of a config, with transformers' defaults of the others."""
+        return {**_hub_config(config).to_dict(), **config.fields}
+
 
 def imported(
     config: Config, compute: str, files: Collection[str] = (), *, trust_code: bool = False
@@ -120,16 +142,15 @@ def _digest(config: Config, compute: str, files: Collection[str]) -> str:
 # -- capture -----------------------------------------------------------------------------------------------------------
 def _captured(made: Any, config: Config, compute: str, files: Collection[str]) -> Skeleton:
     import torch
-    import transformers
 
     from graphwright.models.importing.torch_modules import program_of
 
     name = made.__name__
-    hub_config = transformers.AutoConfig.for_model(config["model_type"], **_plain(config))
+    hub_config = _hub_config(config)
     module, values = meta_module(made, hub_config, getattr(torch, compute))
     inputs, sizes = example_inputs(module, hub_config, task_of(name))
     rename = _NAMES if task_of(name) == "causal-lm" else {}
-    with _one_text_a_row():
+    with _one_text_a_row(), _numbers_kept():
         p = program_of(module, (), inputs, sizes=sizes, name=config.path.parent.name, values=values, rename=rename)
     state, report = module.state_dict(), p.imported
     assert report is not None
@@ -161,6 +182,33 @@ def _one_text_a_row() -> Iterator[None]:
         yield
     finally:
         masking_utils.find_packed_sequence_indices = before
+
+
+def _numbers_kept() -> Any:
+    """Context manager: numbers that code makes tensors of keep their values, which the meta device would drop."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Numbers(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            given = dict(kwargs or {})
+            value = args[0] if args else given.get("data")
+            if func is torch.tensor and isinstance(value, int | float):
+                kind = given.get("dtype") or torch.tensor(value).dtype
+                return torch.full((), value, dtype=kind, device=given.get("device"))
+            if func is torch.Tensor.__getitem__ and isinstance(args[1], tuple):
+                index = tuple(torch.tensor(i, device="cpu") if isinstance(i, list) else i for i in args[1])
+                args = (args[0], index)
+            return func(*args, **given)
+
+    return Numbers()
+
+
+def _hub_config(config: Config) -> Any:
+    """Return transformers' config of the fields of a config."""
+    import transformers
+
+    return transformers.AutoConfig.for_model(config["model_type"], **_plain(config))
 
 
 def _plain(config: Config) -> dict[str, Any]:

@@ -441,7 +441,7 @@ def prune(
 
 def _files(model: Model, pruned: Program) -> dict[str, Any]:
     """Return level and bytes of the weights that exports write: `before`; pruned, by preference: `class`, `size`."""
-    from graphwright.models.export.levels import PREFERENCES, Ladder
+    from graphwright.models.export.ladder import PREFERENCES, Ladder
 
     ladder = Ladder(model.with_program(pruned))
     plans = {"before": model.export_plan(), **{prefer: ladder.plan(prefer) for prefer in PREFERENCES}}

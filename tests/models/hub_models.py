@@ -18,6 +18,8 @@ SPEECH = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_atte
           "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}  # fmt: skip
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("BertConfig", "BertForMaskedLM", TEXT),
+    "electra": ("ElectraConfig", "ElectraForMaskedLM", TEXT | {"embedding_size": 32}),
+    "deit": ("DeiTConfig", "DeiTForImageClassification", VISION),
     "roberta": ("RobertaConfig", "RobertaForSequenceClassification", TEXT),
     "distilbert": ("DistilBertConfig", "DistilBertForTokenClassification",
                    {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "vocab_size": 99}),

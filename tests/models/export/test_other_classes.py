@@ -1,0 +1,119 @@
+"""Models of classes without a decoder template leave for transformers, at a level that is proved by running them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import graphwright as gw
+from graphwright.models.export.verify import verify
+
+pytest.importorskip("transformers")
+from hub_models import saved
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A user's cache for all tests, so that each class is captured once."""
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def opened(tmp_path, monkeypatch, cache):
+    """A function that opens a small model of a class."""
+    monkeypatch.setenv("XDG_CACHE_HOME", cache)
+
+    def get(name: str) -> gw.models.Model:
+        saved(name, tmp_path / name)
+        return gw.open(tmp_path / name, tokenizer=False)
+
+    return get
+
+
+def prune(m: gw.models.Model, kind: str, part: slice, count: int | None = 1) -> None:
+    """Cut these units of the first `count` axes of a kind."""
+    axes = [g for g in m.program.axes().values() if kind in g.kinds and not g.frozen and not g.mixed]
+    with m.edit(f"fewer {kind}") as e:
+        for group in axes[:count]:
+            e.cut_units(group.units(range(group.size)[part]))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("electra", "heads"), ("resnet", "channels")])
+def test_removed_units_are_zeros_of_the_same_class(opened, tmp_path, name, kind):
+    m = opened(name)
+    prune(m, kind, slice(1, 3))
+    assert m.export_plan().level == 3
+    receipt = m.export(tmp_path / "out", timed=False)
+    assert receipt.confirmed
+    assert receipt.exact
+    assert (tmp_path / "out/config.json").read_bytes() == (tmp_path / name / "config.json").read_bytes()
+    assert receipt.cost["nonzero_parameters"]["after"] < receipt.cost["parameters"]["after"]
+    if name == "electra":
+        assert verify(tmp_path / "out", tmp_path / name).exit_code == 0
+        again = gw.open(tmp_path / "out", tokenizer=False)
+        ids = np.array([[5, 6, 7]])
+        assert np.allclose(again(input_ids=ids)["logits"], m(input_ids=ids)["logits"], atol=1e-5)
+
+
+def test_an_unedited_model_keeps_its_bytes(opened, tmp_path):
+    m = opened("resnet")  # whose running statistics are buffers
+    m.export(tmp_path / "out", check="none", timed=False)
+    one, other = (tmp_path / d / "model.safetensors" for d in ("resnet", "out"))
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_the_field_of_the_config_that_counts_neurons_is_found(opened, tmp_path):
+    m = opened("electra")
+    prune(m, "neurons", slice(0, None, 4), None)
+    receipt = m.export(tmp_path / "out", check="none", timed=False)
+    assert receipt.level == 2
+    assert json.loads((tmp_path / "out/config.json").read_text())["intermediate_size"] == 48
+
+
+def test_a_layer_less_is_another_number_of_layers(opened, tmp_path):
+    m = opened("deit")
+    with m.edit("without the first layer") as e:
+        e.cut("deit.layers.0.attention.o_proj.linear -> deit.layers.0.mid")
+        e.cut("deit.layers.0.mlp.fc2.linear -> deit.layers.0.out")
+    receipt = m.export(tmp_path / "out", timed=False)
+    assert receipt.level == 2
+    assert receipt.confirmed
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["num_hidden_layers"] == 1
+
+
+def test_uneven_neurons_have_no_field(opened):
+    m = opened("electra")
+    prune(m, "neurons", slice(0, 1), 1)
+    plan = m.export_plan()
+    assert plan.possible[0] == 3
+    assert "no fields of the config" in plan.not_better[1]["reason"]
+
+
+def test_a_removed_branch_is_a_branch_of_zeros(opened, tmp_path):
+    m = opened("electra")
+    junction = next(n for n in m.program.nodes() if m.program.is_junction(n))
+    branch = m.program.operands(junction)[0]
+    with m.edit("without the first attention") as e:
+        e.cut(f"{m.program.path(branch)} -> {m.program.path(junction)}")
+    receipt = m.export(tmp_path / "out", check="none", timed=False)
+    assert receipt.level == 3
+    assert (
+        not gw.open(tmp_path / "out")
+        .program.weights["electra.encoder.layer.0.attention.output.dense.bias"]
+        .numpy()
+        .any()
+    )
+
+
+def test_zeros_for_other_units_are_refused(opened, monkeypatch):
+    from graphwright.models.export import other_classes
+
+    m = opened("deit")
+    prune(m, "neurons", slice(0, 8))
+    assert m.export_plan().level == 3
+    monkeypatch.setattr(other_classes, "lineage", lambda v, axis: np.arange(v.shape[axis]) + (axis == 1))
+    reason = m.export_plan().levels[2].reasons[0]
+    assert "with zeros for what was removed, the class computes another logits" in str(reason)
