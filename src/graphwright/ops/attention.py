@@ -314,6 +314,7 @@ class Sdpa(Row):
     arity, attrs, saves = (3, 6), _ATTRS, Saves(inputs=(0, 1, 2, 3, 4, 5), outputs=(0,))
     traits = Traits(attention=True, contiguous=(0,), amp="low", fixed=(3, 4, 5))
     torch_module = TorchModule("Attention", lambda ins, a: _attention_arguments(ins, **a), run=True)
+    emit = lambda i, a: f"sdpa({', '.join([*i[:3], *_attention_options(i[3:], a)])})"
     vm, onnx_23 = attention_forms.SDPA, WholeNode(_without_padding, _attention_node)
     cost = lambda ins, outs, attrs: Cost(_flops(*ins[:3]), sum(i.nbytes for i in ins), outs[0].nbytes)
 
@@ -357,6 +358,13 @@ class Sdpa(Row):
                     if size(term) != 1:
                         u.same(term, score)
         return [(*q[:3], v[3])]
+
+
+def _attention_options(extra, attrs):
+    """Return the keyword arguments of the function `sdpa` of generated code: those that are not its defaults."""
+    given = {"scale": attrs["scale"]} | {n: attrs[n] for n in ("causal", "window", "softcap") if attrs[n]}
+    operands = dict(zip(attrs["optional"], extra, strict=True))
+    return [f"{name}={value!r}" for name, value in given.items()] + [f"{n}={text}" for n, text in operands.items()]
 
 
 def _capped(scores, attrs):

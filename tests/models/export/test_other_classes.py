@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 import graphwright as gw
 from graphwright.models.export.verify import verify
+from graphwright.models.generation.recomputed import RecomputedGeneration
 
 pytest.importorskip("transformers")
 from hub_models import saved
@@ -117,3 +119,29 @@ def test_zeros_for_other_units_are_refused(opened, monkeypatch):
     monkeypatch.setattr(other_classes, "lineage", lambda v, axis: np.arange(v.shape[axis]) + (axis == 1))
     reason = m.export_plan().levels[2].reasons[0]
     assert "with zeros for what was removed, the class computes another logits" in str(reason)
+
+
+def test_any_structure_leaves_as_generated_code(opened, tmp_path):
+    m = opened("resnet")  # whose running statistics are in the files, not in the code
+    prune(m, "channels", slice(0, 1))
+    p = m.program
+    first = next(n for n in p.nodes() if p.op(n) == "relu")
+    with m.edit("another activation") as e:
+        e.insert(p.out_edges(first)[0], "tanh")
+    assert m.export_plan().level == 5
+    receipt = m.export(tmp_path / "out", timed=False)
+    assert receipt.confirmed
+    assert receipt.check["made_by"] == "AutoModel"
+
+
+@pytest.mark.parametrize("name", ["bloom", "opt"])  # one counts positions itself, the other is cached
+def test_greedy_tokens_are_those_of_transformers(opened, tmp_path, name):
+    import torch
+
+    m, ids = opened(name), torch.tensor([[5, 6, 7, 8, 9]])
+    module = saved(name, tmp_path / "again")
+    given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    wanted = module.generate(ids, **given)
+    with pytest.warns(RecomputedGeneration) if name == "bloom" else nullcontext():
+        found = m.generate(ids[0].numpy(), 8)
+    assert found.ids == wanted[0, 5:].tolist()

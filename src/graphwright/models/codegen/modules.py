@@ -124,7 +124,7 @@ def _uncast(p: Program, value: Value) -> Value:
 
 
 def module_tree(
-    p: Program, order: Sequence[NodeId], layers: Mapping[int, Sequence[NodeId]], result: Value, compute: DType,
+    p: Program, order: Sequence[NodeId], layers: Mapping[int, Sequence[NodeId]], result: Value | None, compute: DType,
     apart: Set[NodeId] = frozenset(),
 ) -> ModuleTree:  # fmt: skip
     """Find the modules of a program.
@@ -132,7 +132,7 @@ def module_tree(
     Args:
         order: the nodes that are written, without weights and inputs.
         layers: number of a layer -> its nodes.
-        result: the logits.
+        result: the logits of a language model; None for other tasks, whose head and embedding are modules like others.
         compute: dtype of activations; a module may hold a weight that is cast to it.
         apart: nodes that no module computes.
     """
@@ -157,11 +157,12 @@ def module_tree(
         tree.calls |= {node: path for node, module, _ in nodes if module == first}
     held = {f"{path}.{name}" for path in tree.modules for name in claims[path][0][2]}
     tree.parameters = {key: shape for key, shape in keys.items() if key not in held}
-    _set_head(p, tree, claims, result, keys)
-    _set_embedding(p, tree, order)
+    if result is not None:
+        _set_head(p, tree, claims, result, keys)
+        _set_embedding(p, tree, order)
     inside = {n: tree.homes[number] for number, nodes in layers.items() for n in nodes}
     for node in order:
-        if (form := module_form(p, node)) is not None and not form[0].weights:
+        if node not in apart and (form := module_form(p, node)) is not None and not form[0].weights:
             path = _unweighted(p, tree, node, inside.get(node, ""), keys)
             tree.modules[path], tree.calls[node] = form[1], path
     layer_of = {n: number for number, nodes in layers.items() for n in nodes}

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.array import float32
 from graphwright.graph import NodeId
 from graphwright.graph.analysis import topological_sort
 from graphwright.models.codegen import templates
@@ -29,12 +30,13 @@ from graphwright.models.codegen.statements import Statements, consts_of, op_text
 from graphwright.models.errors import ExportLevelImpossible
 from graphwright.ops import OPS, traits
 from graphwright.ops.emit import Source
-from graphwright.program.kinds import INPUT, STORED
+from graphwright.program.kinds import CONST, INPUT, STORED
 from graphwright.program.op_graph import Value
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
 
+IDS, MASK = "input_ids", "attention_mask"
 INPUTS = {"ids": ("B", "T"), "positions": ("B", "T")}
 """Inputs that transformers feeds, with the names of their sizes."""
 
@@ -65,49 +67,130 @@ class BlockClass:
     about: str
 
 
-def emittable(p: Program) -> Program:
+def emittable(p: Program, language_model: bool = True, buffers: Container[str] = ()) -> Program:
     """Return the program, or a copy in which ops without source text are replaced by their expansions.
 
-    Raises: ExportLevelImpossible naming an op, state, input or key that generated code cannot express.
+    `language_model` tells that transformers feeds ids and positions, and generates with a cache. `buffers` are paths of
+    constants that are not written as source. Raises: ExportLevelImpossible naming an op, state, input or key that
+    generated code cannot express.
     """
     twin = p
     while bare := [n for n in twin.nodes() if (row := OPS.get(twin.op(n))) and not row.emit and not row.torch_module
                    and "emit" not in row.why]:  # fmt: skip
         twin = p.fork() if twin is p else twin
         twin.expand(bare)
-    _check_emittable(twin)
+    _check_emittable(twin, language_model, buffers)
     return twin
 
 
-def _check_emittable(p: Program) -> None:
-    needed = p.reachable([_result(p)])
+def _check_emittable(p: Program, language_model: bool, buffers: Container[str]) -> None:
+    needed = p.reachable([_result(p)] if language_model else p.outputs())
     if held := p.assigns():
         what = "the program changes state, which generated code cannot express"
         raise ExportLevelImpossible(what, where=", ".join(p.path(n) for n in held[:3]))
     for node in (n for n in p.order() if n in needed):
         op = p.op(node)
         if op == INPUT:
-            if INPUTS.get(p.path(node)) != p.spec(node).shape:
+            if language_model and INPUTS.get(p.path(node)) != p.spec(node).shape:
                 what, expected = "the program has an input that transformers does not feed", "ids or positions [B, T]"
                 raise ExportLevelImpossible(what, where=p.path(node), expected=expected, got=p.spec(node))
-        elif op in STORED or module_form(p, node) is not None:
+        elif op in STORED or (module_form(p, node) is not None and (language_model or not _runs(op))):
             continue
         elif OPS[op].torch_module is not None and traits(op).table is not None:
             what = "this attention over a pattern cannot be written as a mask"
             raise ExportLevelImpossible(what, where=p.path(node), got=why_not_static(p, node))
-        elif op_text(p, node, [f"x{i}" for i in range(len(p.operands(node)))]) is None:
+        elif (language_model and traits(op).attention) or op_text(p, node, _names_of(p, node)) is None:
             got = f"{op} ({OPS[op].why.get('emit', 'only causal attention without masks has one')})"
             raise ExportLevelImpossible("this op has no source text for generated code", where=p.path(node), got=got)
     check_keys({p.key(n): p.path(n) for n in p.params() if n in needed})
-    pieces.const_table(consts_of(p, needed))
+    pieces.const_table({path: a for path, a in consts_of(p, needed).items() if path not in buffers})
+
+
+def _names_of(p: Program, node: NodeId) -> list[str]:
+    return [f"x{i}" for i in range(len(p.operands(node)))]
+
+
+def _runs(op: str) -> bool:
+    """Return True for an op whose module reads the masks and the cache of a language model's forward pass."""
+    form = OPS[op].torch_module
+    return form is not None and form.run
 
 
 def _result(p: Program) -> Value:
     return p.output("logits") if "logits" in p.output_names() else p.outputs()[0]
 
 
+def generate_task(p: Program, ident: str, edits: Sequence[str], buffers: Mapping[str, str]) -> CodeFiles:
+    """Return the configuration and modeling files of a program of another task than predicting tokens.
+
+    Its class returns all outputs of the program by name. `buffers` maps the path of each constant that the files have
+    to its key; `ident` and `edits` are those of `generate`. Raises: ExportLevelImpossible.
+    """
+    p = emittable(p, False, buffers)
+    writer = _ModuleWriter(p, language_model=False, buffers=buffers)
+    blocks, features = writer.blocks_text(), writer.features()
+    helpers = _helpers(writer, "\n\n\n".join([*blocks, features]))
+    inputs = [p.path(n) for n in p.inputs() if n in writer.needed]
+    held = {
+        buffers[p.path(n)]: p.spec(n).sizes for n in p.of_kind(CONST) if n in writer.needed and p.path(n) in buffers
+    }
+    consts = {path: a for path, a in consts_of(p, writer.needed).items() if path not in buffers}
+    values = {
+        "id": ident,
+        "edits": pieces.docstring_lines(edits) or "- none",
+        "modules": pieces.module_table(writer.table),
+        "parameters": pieces.shape_table(writer.tree.parameters),
+        "buffers": pieces.shape_table(held),
+        "consts": pieces.const_table(consts),
+        "helpers": "\n\n\n".join(helpers),
+        "blocks": "\n\n\n".join(blocks),
+        "features": features,
+        "names": ", ".join(inputs),
+        "first": inputs[0],
+        "arguments": ", ".join(f"{name}=None" for name in inputs),
+        **_given(p, inputs),
+    }
+    sources = {"modeling": templates.TASK_MODELING, "configuration": templates.CONFIGURATION}
+    return CodeFiles(
+        {f"{name}_{ident}.py": _fill(text, values) for name, text in sources.items()},
+        {"tie_word_embeddings": False},
+        {},
+    )
+
+
+def _given(p: Program, inputs: Sequence[str]) -> dict[str, str]:
+    """Return the statements that set the named sizes, and those that check and convert the inputs."""
+    sizes: dict[str, str] = {}
+    lines = []
+    for name in inputs:
+        spec = p.spec(name)
+        for axis, size in enumerate(spec.shape):
+            if isinstance(size, str) and size.isidentifier():
+                sizes.setdefault(size, f"        self.{size} = {name}.shape[{axis}]\n")
+        if name == MASK and IDS in inputs:
+            lines += [f"        if {name} is None:\n            {name} = torch.ones_like({IDS})\n"]
+        else:
+            why = json.dumps(f"this model needs {name}")
+            lines += [f"        if {name} is None:\n            raise ValueError({why})\n"]
+        if spec.dtype.is_float:
+            lines += [f"        {name} = {name}.to(self.dtype)\n"]
+    return {"sizes": "".join(sizes.values()), "defaults": "".join(lines)}
+
+
+def _helpers(writer: _ModuleWriter, code: str) -> list[str]:
+    """Return the functions and classes that the code of a program calls, in the order in which they need each other."""
+    tree = writer.tree
+    used = {m.name for m in tree.modules.values()}
+    found = [text for name, text in templates.CLASSES.items() if name in used]
+    passed = {str(a) for m in tree.modules.values() for a in m.args if isinstance(a, Source)}
+    while more := [text for name, text in templates.HELPERS.items() if text not in found
+                   and (name in passed or re.search(rf"(?<![\w.]){name}\(", "\n".join([*found, code])))]:  # fmt: skip
+        found = [*more, *found]
+    return [text for text in (*templates.HELPERS.values(), *templates.CLASSES.values()) if text in found]
+
+
 def generate(p: Program, ident: str, edits: Sequence[str]) -> CodeFiles:
-    """Return the configuration and modeling files of a program. Raises: ExportLevelImpossible.
+    """Return the configuration and modeling files of a language model. Raises: ExportLevelImpossible.
 
     `ident` is a string of hex digits that makes file names unique; `edits` describe the edits, for the docstring.
     """
@@ -115,18 +198,12 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> CodeFiles:
     writer = _ModuleWriter(p)
     tree, blocks, features = writer.tree, writer.blocks_text(), writer.features()
     code = "\n\n\n".join([*blocks, features])
-    used = {m.name for m in tree.modules.values()}
-    helpers = [text for name, text in templates.CLASSES.items() if name in used]
-    passed = {str(a) for m in tree.modules.values() for a in m.args if isinstance(a, Source)}
-    while more := [text for name, text in templates.HELPERS.items() if text not in helpers
-                   and (name in passed or re.search(rf"(?<![\w.]){name}\(", "\n".join([*helpers, code])))]:  # fmt: skip
-        helpers = [*more, *helpers]
-    ordered = [text for text in (*templates.HELPERS.values(), *templates.CLASSES.values()) if text in helpers]
+    ordered = _helpers(writer, code)
     attentions = [m.args for m in tree.modules.values() if m.name == "Attention"]
     windows = {args[2] if len(args) > 2 else None for args in attentions}
     embedding = tree.modules[tree.calls[tree.embedding]].args if tree.embedding is not None else ()
     routed = any(traits(p.op(n)).routed_heads for n in writer.needed)
-    sparse = "PatternAttention" in used
+    sparse = any(m.name == "PatternAttention" for m in tree.modules.values())
     values = {
         "id": ident,
         "edits": pieces.docstring_lines(edits) or "- none",
@@ -142,7 +219,7 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> CodeFiles:
         "cached": ""
         if windows or routed or sparse
         else "        use_cache, past_key_values = False, None  # there is no attention\n",
-        "static": repr("int(" not in code and "mix_experts" not in "\n".join([*helpers, code])),
+        "static": repr("int(" not in code and "mix_experts" not in "\n".join([*ordered, code])),
         "uncapped": repr(all(len(args) < 4 for args in attentions)),  # torch's attention has no softcap
         "no_split": repr(sorted(f.name for f in writer.made.values())),
         **writer.ends(),
@@ -164,28 +241,30 @@ def _fill(template: str, values: Mapping[str, str]) -> str:
 class _ModuleWriter:
     """Writes the source of a program: a class for each distinct layer, and the forward pass."""
 
-    def __init__(self, p: Program) -> None:
+    def __init__(self, p: Program, language_model: bool = True, buffers: Mapping[str, str] | None = None) -> None:
         self.p = p
-        self.result = _result(p)
-        self.needed = p.reachable([self.result])
-        compute = p.spec(self.result).dtype
+        self.result = _result(p) if language_model else None
+        results = list(p.outputs()) if self.result is None else [self.result]
+        self.needed = p.reachable(results)
+        compute = next((p.spec(v).dtype for v in results if p.spec(v).dtype.is_float), float32)
         self.text = Statements(p, self.needed, compute)
+        self.text.buffers = buffers or {}
         inline = self.text.inline
         made = topological_sort(p.graph, key=p.seq)  # by creation, so that an edit does not reorder the text around it
         order = [n for n in made if n in self.needed and not inline(n) and p.op(n) != INPUT]
         layers = {b.layer: b.nodes for b in blocks_of(p, order, inline) if b.layer is not None}
-        self.tree = module_tree(p, order, layers, self.result, compute, apart=self.text.routing)
+        apart = self.text.routing | {n for n in order if not language_model and _runs(p.op(n))}
+        self.tree = module_tree(p, order, layers, self.result, compute, apart=apart)
         self.text.calls, self.text.patterns = self.tree.calls, self.tree.patterns
         self._known: dict[Value, str] = {Value(n): p.path(n) for n in p.inputs()}
         given = self._embedded()
         self.blocks = blocks_of(p, [n for n in order if n not in given and n != self.tree.head], inline)
-        self._names = Names({"x", "ids", "embeds", "positions"})
+        self._names = Names({"x", "ids", "embeds", "positions", *(p.path(n) for n in p.inputs())})
         self.made: dict[tuple[str, str], BlockClass] = {}
         self.block: dict[int, BlockClass] = {}
-        leaf = self._features()
+        self.leaves = results if self.result is None else [self._features(self.result)]
         for b in self.blocks:
-            if leaf.node in b.nodes and leaf not in b.leaves:
-                b.leaves.append(leaf)
+            b.leaves += [leaf for leaf in self.leaves if leaf.node in b.nodes and leaf not in b.leaves]
             for value in b.leaves if b.layer is not None else (Value(n, i) for n in b.nodes for i in self._ports(n)):
                 self._known[value] = self._names.take(self.text.wanted(value))
         for b in self.blocks:
@@ -203,11 +282,11 @@ class _ModuleWriter:
             node = casts[0] if len(readers) == 1 and casts else None
         return found
 
-    def _features(self) -> Value:
+    def _features(self, result: Value) -> Value:
         """Return the value that the method `features` returns: what the head reads, or the logits without a head."""
         head = self.tree.head
         if head is None:
-            return self.result
+            return result
         form = module_form(self.p, head)
         assert form is not None
         return next(v for i, v in enumerate(self.p.operands(head)) if i not in form[0].weights)
@@ -317,7 +396,11 @@ class _ModuleWriter:
                 call = f"{self._layer(b.layer, str(b.layer))}({given}run)"
                 lines.append(pieces.line(indent, ", ".join(self._known[v] for v in b.leaves), call))
             at = end
-        lines.append(f"{indent}return {self._known[self._features()]}")
+        if self.result is not None:
+            return "\n".join([*lines, f"{indent}return {self._known[self.leaves[0]]}"])
+        named = zip(self.p.output_names(), self.leaves, strict=True)
+        given = [f"{json.dumps(name)}: {self._known[leaf]}" for name, leaf in named]
+        lines.append(f"{indent}return {{{', '.join(given)}}}")
         return "\n".join(lines)
 
     def _layer(self, layer: int, number: str) -> str:
@@ -343,7 +426,7 @@ class _ModuleWriter:
                 and len(before.leaves) == 1
                 and [before.leaves[0], *first.enters[1:]] == b.enters
                 and all(m in set(b.nodes) for m in self.p.consumers(before.leaves[0]) if m in self.needed)
-                and before.leaves[0] != self._features()
+                and before.leaves[0] not in self.leaves
             )
             if not chained:
                 break

@@ -51,6 +51,7 @@ class Statements:
         self.routing = set[NodeId]() if compute.is_low else {n for n in routing_nodes(p) if not self.inline(n)}
         self.calls: Mapping[NodeId, str] = {}
         self.patterns: Mapping[str, str] = {}
+        self.buffers: Mapping[str, str] = {}  # path -> key of the constants that are in the files
         self.consts = representatives(p, needed)
 
     def inline(self, node: NodeId) -> bool:
@@ -73,6 +74,8 @@ class Statements:
             inner = self._weight(p.operands(node)[0].node, base, layer)
             const = p.op(p.operands(node)[0].node) in FIXED
             return self._expression(node, [inner], layer, base) if const or not self._computes(node) else inner
+        if (key := self.buffers.get(p.path(node))) is not None:
+            return self._attribute(key, base, layer, "buffer")
         if p.op(node) in FIXED:
             path, start = p.path(self.consts[node]), f"layers.{layer}."
             name = json.dumps(path.replace(start, "layers.{self.number}.", 1) if path.startswith(start) else path)

@@ -51,6 +51,26 @@ _HELPERS = (
     cos, sin = cos[:, None], sin[:, None]
     a, b, rest = x[..., :width:2], x[..., 1:width:2], x[..., width:]
     return torch.cat((torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2), rest), -1)''',
+    '''def sdpa(q, k, v, scale, causal=False, window=None, softcap=None, key_mask=None, q_start=None, bias=None):
+    """Attention with grouped heads over the keys that a query sees; a query that sees none gives 0."""
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    scores = q @ k.transpose(2, 3) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    hidden = torch.zeros((), dtype=torch.bool, device=q.device)
+    if causal:
+        start = k.shape[2] - q.shape[2] if q_start is None else q_start
+        i = torch.arange(q.shape[2], device=q.device)[:, None] + start
+        j = torch.arange(k.shape[2], device=q.device)
+        hidden = (j > i) if window is None else (j > i) | (j <= i - window)
+    if key_mask is not None:
+        hidden = hidden | ~key_mask[:, None, None]
+    if bias is not None and bias.dtype == torch.bool:
+        hidden = hidden | ~bias
+    elif bias is not None:
+        scores = scores + bias
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32))
+    return weights.nan_to_num().to(q.dtype) @ v''',
     '''def widen(x):
     """In float32 or wider."""
     return x.float() if x.element_size() < 4 else x''',
@@ -521,6 +541,109 @@ def masks(windows: Set[int | None]) -> dict[str, str]:
         "masks": ", ".join(text.partition("(")[0] for text in used),
         "window": WINDOW if sliding in used else "",
     }
+
+
+TASK_MODELING = '''"""A model whose structure was edited with Graphwright; this file defines its structure.
+
+Edits:
+@edits@
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from .configuration_@id@ import EditedConfig
+
+CONSTS = {
+@consts@}
+
+
+@helpers@
+
+
+class Run:
+    """One forward pass: its named sizes and dtype."""
+
+    def __init__(self, model, @names@):
+        self.model, self.dtype, self.device = model, model.dtype, @first@.device
+@sizes@
+    def const(self, name, dtype=None):
+        """A constant, in the dtype it was written with or in another."""
+        return CONSTS[name].to(self.device, dtype)
+
+    def zeros(self, shape, dtype):
+        """The sum of no terms."""
+        return torch.zeros(shape, dtype=dtype, device=self.device)
+
+
+class Layer(nn.Module):
+    """A layer; its last operand is the forward pass."""
+
+
+@blocks@
+
+
+# module -> its class and arguments, by layer where they differ; {} stands for the layer
+MODULES = {
+@modules@}
+
+# weight of no such module -> shape
+PARAMETERS = {
+@parameters@}
+
+# statistics and other tensors that are not trained -> shape
+BUFFERS = {
+@buffers@}
+
+
+class EditedModel(PreTrainedModel):
+    """Modules and weights under their checkpoint keys, and the forward pass below."""
+
+    config_class = EditedConfig
+    base_model_prefix = ""
+    main_input_name = "@first@"
+
+    def __init__(self, config):
+        super().__init__(config)
+        for name, (cls, *given) in rows(MODULES):
+            parent, _, child = name.rpartition(".")
+            made = cls(*given)
+            self.get_submodule(parent).add_module(child, made)
+            if isinstance(made, Layer):
+                made.number = int(child)
+        for name, shape in rows(PARAMETERS):
+            parent, _, child = name.rpartition(".")
+            self.get_submodule(parent).register_parameter(child, nn.Parameter(torch.empty(shape)))
+        for name, shape in rows(BUFFERS):
+            parent, _, child = name.rpartition(".")
+            self.get_submodule(parent).register_buffer(child, torch.zeros(shape))
+        self.post_init()
+
+    def _init_weights(self, module):
+        for name, weight in module.named_parameters(recurse=False):
+            if weight.ndim > 1:
+                nn.init.normal_(weight, std=getattr(self.config, "initializer_range", 0.02))
+            else:
+                nn.init.constant_(weight, 0.0 if name == "bias" else 1.0)
+
+    def outputs(self, @names@, run):
+        """The outputs by name."""
+@features@
+
+    def forward(self, @arguments@, **kwargs):
+        """Return the outputs by name; masks are ones by default."""
+@defaults@        return ModelOutput(self.outputs(@names@, Run(self, @names@)))
+
+
+def rows(table):
+    """Yield (name, entry) of a table whose entries may differ by layer."""
+    for name, entry in table.items():
+        for layer, own in entry.items() if isinstance(entry, dict) else [(None, entry)]:
+            yield name.format(layer), own if isinstance(own, tuple) else (own,)
+'''
 
 
 def accessors(kind: str, attribute: str, path: str) -> str:

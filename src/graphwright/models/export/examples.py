@@ -44,7 +44,10 @@ def examples(model: Model, given: Sequence[Any] | None = None) -> list[Example]:
     Raises: UsageError for other data, and for an empty list; FeedError for inputs that the program does not have.
     """
     if model.task == "causal-lm":
-        prompts = check_prompts(model.tokenizer, model.vocab, given, longest_text(model.program))
+        longest = longest_text(model.program)
+        if model.arch.imported is not None:  # its table of positions may have rows that no position reads
+            longest = min(longest, model.config_dims.positions or longest)
+        prompts = check_prompts(model.tokenizer, model.vocab, given, longest)
         return [{IDS: ids} for ids in prompts]
     if given is None:
         facts = random_facts(model.program)

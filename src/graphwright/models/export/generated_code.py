@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphwright.models.architectures.architecture import dimension_of
 from graphwright.models.codegen.patterns import pattern_of, sparse_attentions
-from graphwright.models.codegen.source import CodeFiles, emittable, generate
+from graphwright.models.codegen.source import CodeFiles, emittable, generate, generate_task
 from graphwright.models.errors import ExportLevelImpossible
 from graphwright.models.export.dead_units import without_dead_units
 from graphwright.models.export.levels import ExportLevel, LevelPlan, Reason
@@ -57,7 +57,7 @@ class GeneratedCode(ExportLevel):
         """Return the plan of this level, which is possible if every op has source text."""
         p = self.written.program
         try:
-            emittable(p)
+            emittable(p, self._language_model, self._buffers)
         except ExportLevelImpossible as error:
             why = error.what if error.got is None else f"{error.what}: {error.got}"
             return self._refused(Reason(str(error.where), why))
@@ -77,7 +77,19 @@ class GeneratedCode(ExportLevel):
     @cached_property
     def _code(self) -> CodeFiles:
         edits = [f"{row['why']} ({row['author']}; {row['summary']})" for row in edit_rows(self.case.edited)]
+        if not self._language_model:
+            return generate_task(self.written.program, self._ident, edits, self._buffers)
         return generate(self.written.program, self._ident, edits)
+
+    @property
+    def _language_model(self) -> bool:
+        return self.case.model.task == "causal-lm"
+
+    @property
+    def _buffers(self) -> dict[str, str]:
+        """Path of each constant that is in the files -> its key."""
+        model = self.written
+        return {path: model.keys.get(path, path) for path in model.arch.buffers}
 
     @property
     def tables(self) -> frozenset[str]:
@@ -102,11 +114,15 @@ class GeneratedCode(ExportLevel):
         count = sum(traits(p.op(n)).attention or traits(p.op(n)).routed_heads for n in needed)
         given = {k: v for k, v in model.config.fields.items() if k not in _IN_CODE}
         code = {"AutoConfig": f"configuration_{ident}.EditedConfig"}
-        code["AutoModelForCausalLM"] = f"modeling_{ident}.EditedForCausalLM"
-        given |= {"architectures": ["EditedForCausalLM"], "model_type": f"graphwright-{ident}"}
+        kind, name = "AutoModelForCausalLM", "EditedForCausalLM"
+        if not self._language_model:
+            kind, name = "AutoModel", "EditedModel"
+        code[kind] = f"modeling_{ident}.{name}"
+        given |= {"architectures": [name], "model_type": f"graphwright-{ident}"}
         given |= {**self._widths(), **made.config, "num_hidden_layers": max(count, 1), "auto_map": code}
         config = (json.dumps(given, indent=2) + "\n").encode()
         only = {p.key(n) for n in p.params() if n in needed}
+        only |= {key for path, key in self._buffers.items() if p.find(path) in needed}
         write_model(model, directory, dtype=dtype, max_shard_size=max_shard_size, config=config, only=only,
                     joined=False, besides=made.tensors)  # fmt: skip
         for name, text in made.files.items():

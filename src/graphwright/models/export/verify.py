@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -23,6 +24,7 @@ from graphwright.models.errors import VerificationFailed
 from graphwright.models.export.examples import GREEDY_TOKENS, IDS, Example, random_example
 from graphwright.models.export.ladder import LEVELS
 from graphwright.models.export.receipt import Receipt, file_rows, tensor_digests
+from graphwright.models.generation.recomputed import RecomputedGeneration
 from graphwright.models.metrics import check_finite
 from graphwright.report import Report
 
@@ -58,7 +60,9 @@ def compute_here(model: Model, rows: Sequence[Example], tokens: int = GREEDY_TOK
     """
     if model.task == LANGUAGE_MODEL:
         logits = [{"logits": model.logits(row[IDS])} for row in rows]
-        greedy = [np.asarray(model.generate(row[IDS], tokens).ids, np.int64) for row in rows]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RecomputedGeneration)
+            greedy = [np.asarray(model.generate(row[IDS], tokens).ids, np.int64) for row in rows]
         return LoaderOutput(logits, greedy, {})
     outputs = [model.outputs(**row) for row in rows]
     for found in outputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -31,8 +32,6 @@ from graphwright.signatures import keywords
 if TYPE_CHECKING:
     from graphwright.models.model import Model
 
-_CALLER = 8
-"""Frames between a warning here and the call of the user."""
 BURST = 0.002
 """Seconds of decoding after which new tokens are added to the text; a token that takes longer is added at once."""
 _ROUND = 64  # capacities are multiples of this, so that prompts of similar length share their plans
@@ -232,8 +231,16 @@ def _new_cache(model: Model, tokens: int, deterministic: bool) -> KVCache:
         if model.arch.imported is None or "cannot be cached" not in error.what:
             raise
         text = f"{error.what}; each token runs the whole text again ({model.directory.name})"
-        warnings.warn(text, RecomputedGeneration, stacklevel=_CALLER)
+        warnings.warn(text, RecomputedGeneration, stacklevel=_callers_level())
         return RecomputedCache(model.program)
+
+
+def _callers_level() -> int:
+    """Return the `stacklevel` of the first caller outside of this package, for a warning of the calling function."""
+    level, frame = 1, sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("graphwright."):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 @checked
