@@ -13,7 +13,7 @@ from graphwright.models.export.verify import verify
 from graphwright.models.generation.recomputed import RecomputedGeneration
 
 pytest.importorskip("transformers")
-from hub_models import saved
+from hub_models import MODELS, saved
 
 
 @pytest.fixture(scope="module")
@@ -74,16 +74,26 @@ def test_the_field_of_the_config_that_counts_neurons_is_found(opened, tmp_path):
     assert json.loads((tmp_path / "out/config.json").read_text())["intermediate_size"] == 48
 
 
-def test_a_layer_less_is_another_number_of_layers(opened, tmp_path):
-    m = opened("deit")
-    with m.edit("without the first layer") as e:
-        e.cut("deit.layers.0.attention.o_proj.linear -> deit.layers.0.mid")
-        e.cut("deit.layers.0.mlp.fc2.linear -> deit.layers.0.out")
-    receipt = m.export(tmp_path / "out", timed=False)
+@pytest.mark.parametrize(("name", "check"), [("deit", "auto"), ("electra", "none")])
+def test_a_layer_less_is_another_number_of_layers(opened, tmp_path, name, check):
+    m = opened(name)  # the one normalises before a branch, the other after the addition
+    m.program.select("**").layers[[0]].prune()
+    receipt = m.export(tmp_path / "out", check=check, timed=False)
     assert receipt.level == 2
-    assert receipt.confirmed
+    assert receipt.confirmed == (check == "auto")
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["num_hidden_layers"] == 1
+
+
+def test_a_block_less_of_a_stage(opened, tmp_path, monkeypatch):
+    config, made, fields = MODELS["resnet"]
+    fields = fields | {"depths": [2, 1, 2], "hidden_sizes": [8, 16, 16]}
+    monkeypatch.setitem(MODELS, "resnet", (config, made, fields))
+    m = opened("resnet")
+    m.program.select("resnet.encoder.stages.2.**").layers[[1]].prune()
+    receipt = m.export(tmp_path / "out", timed=False)  # checked: statistics that no node reads leave with their block
+    assert receipt.level == 2
+    assert json.loads((tmp_path / "out/config.json").read_text())["depths"] == [2, 1, 1]
 
 
 def test_uneven_neurons_have_no_field(opened):

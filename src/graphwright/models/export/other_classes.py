@@ -205,7 +205,7 @@ class ClassResized(_ClassLevel):
         last: list[Reason] = []
         for fields, layers in search.configs():
             try:
-                made = self._resized(fields, layers)
+                made = self._resized(fields, layers, search.gone)
             except GraphwrightError as error:
                 last = [Reason("", f"{error.what}, {error.got}")]
                 continue
@@ -214,7 +214,7 @@ class ClassResized(_ClassLevel):
             last = [made]
         return last or search.reasons
 
-    def _resized(self, fields: Mapping[str, Any], layers: Mapping[str, str]) -> Model | Reason:
+    def _resized(self, fields: Mapping[str, Any], layers: Mapping[str, str], gone: set[str]) -> Model | Reason:
         case, model = self.case, self.case.model
         config = changed(model.config, dict(fields))
         arch, dims = model.arch.resized(config, model.compute)
@@ -225,6 +225,8 @@ class ClassResized(_ClassLevel):
                 return Reason(path, "the class with this config has another shape")
             values[path] = here
         keys = {path: model.keys.get(path, path) for path in values}
+        unread = model.checkpoint if model.checkpoint is not None and gone else ()
+        keys |= {key: key for key in unread if key.startswith(tuple(gone)) and key not in keys.values()}
         found = _with_weights(model, arch, config, dims, values, keys)
         stated = ", ".join(f"{name} {value}" for name, value in fields.items())
         differs = case.same_function(found.program)
@@ -258,6 +260,7 @@ class _ConfigSearch:
         self.model, self.there, self.here = model, there, here
         self.fields = dict(model.arch.known_fields(model.config))  # those of config.json, and the class's defaults
         self.reasons: list[Reason] = []
+        self.gone: set[str] = set()  # the start of the keys of layers that the class has no longer
 
     def configs(self) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
         """Yield (changed fields, new path -> old path of weights of renumbered layers) with the program's shapes."""
@@ -352,6 +355,7 @@ class _ConfigSearch:
             for new, old in enumerate(kept):
                 renamed |= {f"{prefix}{new}.{path.removeprefix(f'{prefix}{old}.')}": path for path in of[old]}
             for i in range(len(kept), value):
+                self.gone.add(f"{prefix}{i}.")
                 there = {path: shape for path, shape in there.items() if not path.startswith(f"{prefix}{i}.")}
         if missing:
             path = min(missing)

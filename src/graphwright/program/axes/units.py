@@ -224,20 +224,56 @@ def parsed(form: str, limit: int = 1 << 24) -> tuple[int, ...]:
 
 
 def layers(p: Program, nodes: Iterable[NodeId] | None = None) -> dict[str, list[int]]:
-    """Return {path of a module list: sorted module numbers}; only modules that contain one of `nodes`, if given."""
-    found = _modules(p, p.nodes() if nodes is None else nodes)
-    return {prefix: sorted(numbers) for prefix, numbers in sorted(found.items())}
+    """Return {path of a module list: sorted module numbers}; only modules that contain one of `nodes`, if given.
+
+    Lists within modules count where most modules of the outer list cannot be removed, as in the stages of a ResNet.
+    """
+    within = frozenset(p.nodes() if nodes is None else nodes)
+    found: dict[str, list[int]] = {}
+    for prefix, modules in _lists(p, _modules(p, p.nodes())).items():
+        if numbers := sorted(k for k, members in modules.items() if not within.isdisjoint(members)):
+            found[prefix] = numbers
+    return dict(sorted(found.items()))
 
 
-def _modules(p: Program, nodes: Iterable[NodeId]) -> dict[str, dict[int, list[NodeId]]]:
-    """Return a dict from module list path to a dict from module number to the nodes of the module."""
+def _lists(p: Program, found: dict[str, dict[int, list[NodeId]]]) -> dict[str, dict[int, list[NodeId]]]:
+    """Return lists of modules; where fewer than half of the modules of a list are removable, the lists within them.
+
+    A list stays if none of the lists within has a removable module.
+    """
+    made: dict[str, dict[int, list[NodeId]]] = {}
+    for prefix, modules in found.items():
+        inner: dict[str, dict[int, list[NodeId]]] = {}
+        if 2 * sum(_removable(p, members) for members in modules.values()) < len(modules):
+            for members in modules.values():
+                inner |= _lists(p, _modules(p, members, prefix.count(".") + 2))
+        removable = any(_removable(p, members) for rows in inner.values() for members in rows.values())
+        made |= inner if removable else {prefix: modules}
+    return made
+
+
+def _modules(p: Program, nodes: Iterable[NodeId], skip: int = 0) -> dict[str, dict[int, list[NodeId]]]:
+    """Return a dict from module list path to a dict from module number to the nodes of the module.
+
+    Of each path the first number counts that comes after `skip` parts and a name.
+    """
     found: dict[str, dict[int, list[NodeId]]] = {}
     for node in nodes:
         segments = p.path(node).split(".")
-        at = next((i for i, s in enumerate(segments) if i and s.isascii() and s.isdigit()), None)
+        at = next((i for i, s in enumerate(segments) if i > skip and s.isascii() and s.isdigit()), None)
         if at is not None:
             found.setdefault(".".join(segments[:at]), {}).setdefault(int(segments[at]), []).append(node)
     return found
+
+
+def _removable(p: Program, nodes: Sequence[NodeId]) -> bool:
+    """Return True if a residual path leads around the nodes of a module, to each of its results."""
+    ops = [n for n in nodes if p.op(n) not in STORED]
+    try:
+        leaves = boundary(p, ops)[1]
+    except errors.NotConvex:
+        return False
+    return bool(leaves) and all(_around(p, value, set(ops)) is not None for value in leaves)
 
 
 def remove_layers(e: Transaction, prefix: str, ids: Sequence[int], count: int) -> None:
@@ -255,7 +291,8 @@ def remove_layers(e: Transaction, prefix: str, ids: Sequence[int], count: int) -
 
 def _chosen(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tuple[int, list[NodeId]]]:
     """Return (number, nodes) of the layers at indices `ids`. Raises: StaleSelection if there are not `count` layers."""
-    inside = _modules(p, p.nodes()).get(prefix, {})
+    numbers = [i for i, part in enumerate(prefix.split(".")) if i and part.isdecimal()]  # of modules around the list
+    inside = _modules(p, p.with_prefix(f"{prefix}."), numbers[-1] + 1 if numbers else 0).get(prefix, {})
     if len(inside) != count:
         if not inside:
             raise errors.StaleSelection("no axis or list of layers has this name", where=prefix, fix="select again")
@@ -303,7 +340,7 @@ def _remove(e: Transaction, nodes: list[NodeId], where: str) -> None:
     ops, weights = ([n for n in nodes if (p.op(n) in STORED) == kind] for kind in (False, True))
     inside = set(ops)
     _, leaves = boundary(p, ops)
-    around = {value: entering(p, value, inside) for value in leaves}
+    around = {value: _around(p, value, inside) for value in leaves}
     lost = [v for v, before in around.items() if before is None]
     if lost or not around:
         path = ", ".join(p.path(v) for v in lost)
@@ -314,16 +351,39 @@ def _remove(e: Transaction, nodes: list[NodeId], where: str) -> None:
     e.remove([n for n in weights if not p.graph.out_degree(n)])
 
 
-def entering(p: Program, value: Value, inside: set[NodeId]) -> Value | None:
-    """Return the value from outside the layer that reaches `value` through sums alone; None if none or several do."""
-    stack, found = [value], set()
+def _around(p: Program, value: Value, inside: set[NodeId]) -> Value | None:
+    """Return the value that takes the role of a layer's result `value` without the layer; None if no value does.
+
+    It is the one that enters the residual path, also where a norm or an activation follows the addition, as in BERT and
+    ResNet.
+    """
+    return entering(p, value, inside) or entering(p, value, inside, after_sums=True)
+
+
+def entering(p: Program, value: Value, inside: set[NodeId], after_sums: bool = False) -> Value | None:
+    """Return the value from outside the layer that reaches `value` through sums alone; None if none or several do.
+
+    `after_sums` also allows norms and activations after the sums.
+    """
+    stack, found = [(value, not after_sums)], set()
     while stack:
-        here = stack.pop()
+        here, summed = stack.pop()
         if here.node not in inside:
-            found |= {here} if p.spec(here) == p.spec(value) and p.op(here.node) not in STORED else set()
+            same = p.spec(here) == p.spec(value) and p.op(here.node) not in STORED
+            found |= {here} if same and summed else set()
         elif _sums(p, here.node):
-            stack += p.operands(here.node)
+            stack += [(v, True) for v in p.operands(here.node)]
+        elif after_sums and _keeps_meaning(p, here.node):
+            stack.append((p.operands(here.node)[0], summed))
     return found.pop() if len(found) == 1 else None
+
+
+def _keeps_meaning(p: Program, node: NodeId) -> bool:
+    """Return True for a norm, and for an elementwise op of one operand."""
+    if p.op(node) in KINDS:
+        return False
+    traits = get(p.op(node)).traits
+    return traits.normalises or (traits.elementwise and len(p.operands(node)) == 1)
 
 
 def _sums(p: Program, node: NodeId) -> bool:
