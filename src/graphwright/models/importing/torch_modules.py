@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from graphwright.array import Spec
@@ -48,6 +49,21 @@ def from_torch(
     return program_of(module, args, kwargs or {}, sizes=sizes or {}, **options)
 
 
+@contextmanager
+def _without_cache(module: Any) -> Iterator[None]:
+    """Context manager: models of transformers return no cache of keys and values, which is not a tensor."""
+    configs = {id(c): c for m in module.modules() if getattr(c := getattr(m, "config", None), "use_cache", False)}
+    nested = (getattr(c, name, None) for c in configs.values() for name in ("text_config", "decoder", "encoder"))
+    configs |= {id(c): c for c in nested if getattr(c, "use_cache", False)}
+    for config in configs.values():
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in configs.values():
+            config.use_cache = True
+
+
 def program_of(
     module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, sizes: Mapping[str, Shape], name: str | None = None,
     train: bool = False, recover: bool = True, share: bool = True, values: Mapping[str, Any] | None = None,
@@ -69,7 +85,8 @@ def program_of(
     if not isinstance(module, torch.nn.Module):
         raise UsageError("this is not a torch module", where="module", expected="torch.nn.Module",
                          got=type(module).__name__)  # fmt: skip
-    captured = capture(module, args, kwargs, sizes, train)
+    with _without_cache(module):
+        captured = capture(module, args, kwargs, sizes, train)
     lowered = Lowered(captured, share, dict(values or {}))
     known = rename or {}
     specs = [Spec(tuple(t.shape), named(str(t.dtype).removeprefix("torch."))) for t in captured.examples.values()]
