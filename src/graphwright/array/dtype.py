@@ -191,7 +191,7 @@ def result_type(operands: list[tuple[DType, str]]) -> DType:
         if level is None:
             continue
         if result is None:
-            result = level
+            result = float32 if category == "python" and level is float64 else level
         elif kinds[level.kind] > kinds[result.kind]:
             result = promote(result, float32 if category == "python" and level is float64 else level)
     if result is None:

@@ -80,7 +80,7 @@ def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alp
 @named(in_place=True)
 def addbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """beta·x + alpha·Σ (A @ B) over batches of matrices."""
-    return _added(input, batch1.bmm(batch2).sum(0), beta, alpha)
+    return _added(input, batch1.bmm(batch2).sum(0, dtype=batch1.dtype), beta, alpha)
 
 
 @named(in_place=True)

@@ -29,7 +29,7 @@ def _reduction(op: str, doc: str, typed: bool = True) -> None:
     def reduce(input: Tensor, dim: Axes = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         x = input if dtype is None else input.to(dtype)
         made = apply(row, (x,), {"axes": axes_of(dim, x.ndim), "keepdims": keepdim})
-        return made.to(dtype) if dtype is not None and x.dtype is bool_ else made
+        return made if dtype is None else made.to(dtype)
 
     def reduce_untyped(input: Tensor, dim: Axes = None, keepdim: bool = False) -> Tensor:
         return apply(row, (input,), {"axes": axes_of(dim, input.ndim), "keepdims": keepdim})
@@ -168,7 +168,7 @@ def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
 def nansum(input: Tensor, dim: Axes = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     """Σ over axes of the entries that are not NaN."""
     x = input if dtype is None else input.to(dtype)
-    return where(x.isnan(), cast_like(0.0, x), x).sum(dim, keepdim)
+    return where(x.isnan(), cast_like(0.0, x), x).sum(dim, keepdim, dtype=dtype)
 
 
 @named()
@@ -409,7 +409,9 @@ def _quantile(input: Tensor, q: Any, dim: int | None, keepdim: bool, interpolati
 @named(in_place=True, scalars=True)
 def cumsum(input: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     """Sum cumulatively along an axis; each sum includes its own entry."""
-    return call("cumsum", input if dtype is None else input.to(dtype), axis=dim)
+    if dtype is None:
+        return call("cumsum", input, axis=dim)
+    return call("cumsum", input.to(dtype), axis=dim).to(dtype)
 
 
 def scan(combine: Callable[..., Any], parts: tuple[Tensor, ...], at: int) -> tuple[Tensor, ...]:
@@ -429,7 +431,8 @@ def cumprod(input: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     """Multiply cumulatively along an axis; each product includes its own entry. Entries of 0 get the exact gradient."""
     x = input if dtype is None else input.to(dtype)
     x = x if x.dtype.is_float else x.to(int64)
-    return scan(lambda a, b: (a[0] * b[0],), (x,), axis_of(dim, x.ndim))[0]
+    made = scan(lambda a, b: (a[0] * b[0],), (x,), axis_of(dim, x.ndim))[0]
+    return made if dtype is None else made.to(dtype)
 
 
 @named(scalars=True)
