@@ -106,7 +106,12 @@ class Size:
         if by < 1:
             raise ShapeError("a named size is divided by a number below 1", got=f"{self.dim} // {by}")
         whole = Size({factors: n // by for factors, n in self.terms.items()})
-        rest = Size({factors: n % by for factors, n in self.terms.items()}).dim
+        left = Size({factors: n % by for factors, n in self.terms.items()})
+        inner = [f for f in left.terms if any("//" in factor for factor in f)]
+        if len(inner) == 1 and len(inner[0]) == 1 and left.terms[inner[0]] == 1:  # (x//d + m)//by = (x + m*d)//(d*by)
+            text, _, d = inner[0][0].rpartition("//")
+            return whole + (_parsed(text) + (left - Size({inner[0]: 1})) * int(d)) // (int(d) * by)
+        rest = left.dim
         if isinstance(rest, int):
             return whole
         return whole + Size({(f"{rest if is_dim_name(rest) else f'({rest})'}//{by}",): 1})
