@@ -287,6 +287,8 @@ def meta_module(made: Any, hub_config: Any, dtype: Any) -> tuple[Any, dict[str, 
         module = make("eager")
     module.tie_weights()
     module.to(dtype)
+    if dtype is not torch.float32:  # its inputs stay float32
+        module.register_forward_pre_hook(_cast_inputs(dtype), with_kwargs=True)
     values: dict[str, Any] = {}
     for path, part in module.named_modules():
         names = [n for n, b in part._buffers.items() if b is not None and n in part._non_persistent_buffers_set]
@@ -300,6 +302,15 @@ def meta_module(made: Any, hub_config: Any, dtype: Any) -> tuple[Any, dict[str, 
             values[full] = part._buffers[name]
             part._buffers[name] = part._buffers[name].to("meta")
     return module, values
+
+
+def _cast_inputs(dtype: Any) -> Any:
+    """Return the hook of a module that casts its floating inputs."""
+
+    def cast(module: Any, args: Any, kwargs: Any) -> Any:
+        return args, {k: v.to(dtype) if getattr(v, "is_floating_point", bool)() else v for k, v in kwargs.items()}
+
+    return cast
 
 
 def example_inputs(module: Any, hub_config: Any, task: str) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
@@ -334,7 +345,7 @@ def example_inputs(module: Any, hub_config: Any, task: str) -> tuple[dict[str, A
     floats = ("pixel_values", "input_features", "input_values")
     inputs = {}
     for name, shape in shapes.items():
-        kind = module.dtype if name in floats else torch.int64
+        kind = torch.float32 if name in floats else torch.int64
         sizes = [numbers[n] if isinstance(n, str) else int(n) for n in shape]
         inputs[name] = torch.empty(sizes, dtype=kind, device="meta")
     return inputs, {name: shape for name, shape in shapes.items() if any(isinstance(n, str) for n in shape)}

@@ -160,6 +160,7 @@ def _operands(s: Regions, scores: _Scores, v: Value, shape: tuple[Any, ...]) -> 
         for k, k_factor in fitting(scores.k, keys):
             for value, v_factor in fitting(v, keys):
                 fits = s.shape(q)[1] == heads and s.shape(k)[1] == s.shape(value)[1] and v_factor == 1.0
+                fits = fits and len({s.p.spec(x).dtype for x in (q, k, value)}) == 1
                 if fits and s.shape(q)[3] == s.shape(k)[3] and tried < 12:
                     tried += 1
                     yield [q, k, value], q_factor * k_factor
