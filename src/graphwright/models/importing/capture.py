@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import operator as python
 import re
 import warnings
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -102,7 +104,7 @@ def _holds_at_one(
             leaf = leaf.narrow(axis, 0, 1) if n == name else leaf
         return leaf
 
-    labels = list(_by_name(module, args, {}))
+    labels = list(inspect.signature(module.forward).bind_partial(*args).arguments)
     cut_args = [pytree.tree_map_with_path(lambda path, leaf, label=label: cut((pytree.MappingKey(label), *path), leaf),
                                           arg) for label, arg in zip(labels, args, strict=False)]  # fmt: skip
     cut_kwargs = pytree.tree_map_with_path(cut, dict(kwargs))
@@ -183,9 +185,24 @@ def _decomposed(exported: ExportedProgram) -> ExportedProgram:
         unknown = {op for op in unknown - tried if find(*operator_name(op)) is None}
         own = {op: rule for op, rule in get_decompositions(list(unknown)).items() if op in unknown}
         if not own:
+            _drop_checks(exported.graph_module)
             return exported
         tried |= unknown
         exported = exported.run_decompositions(own)
+
+
+def _drop_checks(graph_module: torch.fx.GraphModule) -> None:
+    """Remove checks of numbers, and what only they read: the specs of the program repeat them."""
+    for part in graph_module.modules():
+        if isinstance(part, torch.fx.GraphModule):
+            for node in list(part.graph.nodes):
+                if node.op == "call_function" and operator_name(node.target)[0] in _CHECKS:
+                    part.graph.erase_node(node)
+            part.graph.eliminate_dead_code()
+            part.recompile()
+
+
+_CHECKS = {"_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size"}
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------
@@ -290,10 +307,16 @@ def _in_mode(module: torch.nn.Module, train: bool) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Context manager: without the warnings of torch's exporter, which name its own code."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """Context manager: without the warnings of torch's exporter, and the log of its errors, which name its own code."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.disabled
+    log.disabled = True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.disabled = before
 
 
 def _capture_error(module: torch.nn.Module, error: Exception) -> CaptureError:
@@ -305,14 +328,18 @@ def _capture_error(module: torch.nn.Module, error: Exception) -> CaptureError:
                             "computes that part by tensor operations")  # fmt: skip
 
 
+_FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]), "<")
+"""Starts of the paths of files that are not the user's: torch's and those of this package."""
+
+
 def _user_line(error: BaseException, module: torch.nn.Module) -> str:
     """Return the innermost line outside of torch that an error passed through, else the module's class."""
     found, trace = type(module).__name__, error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if "/torch/" not in file and "graphwright" not in file and not file.startswith("<"):
+        if not file.startswith(_FOREIGN):
             found = f"{file.rpartition('/')[2]}:{trace.tb_lineno}"
         trace = trace.tb_next
     text = re.findall(r'File "([^"]+)", line (\d+)', str(error))
-    users = [(f, n) for f, n in text if "/torch/" not in f]
+    users = [(f, n) for f, n in text if not f.startswith(_FOREIGN)]
     return f"{users[-1][0].rpartition('/')[2]}:{users[-1][1]}" if users else found

@@ -161,6 +161,8 @@ class Lowered:
             return target(*args)
         if target in _CHOICES:
             return self._choose(node, *args, least=_CHOICES[target])
+        if operator_name(target)[0] == "_local_scalar_dense":
+            return _number(node.args[0], env)
         if target is GRAD_MODE:
             enabled, inner, *rest = args
             if enabled:
@@ -196,7 +198,9 @@ class Lowered:
                 continue
             name, overload = operator_name(node.target)
             self.counts[name] = self.counts.get(name, 0) + 1
-            function = sym_size if name == "sym_size" else find(name, overload)
+            function = _FUNCTIONS[name] if name in _FUNCTIONS else find(name, overload)
+            if name == "_local_scalar_dense" and not _of_sizes(node.args[0]):
+                function = None  # a value of a tensor
             if function is None:
                 where = ".".join(_module_path(node, ())) or "the module"
                 unknown.setdefault(f"{name}.{overload}", []).append(f"{where}, {_line(node)}")
@@ -213,6 +217,37 @@ class Lowered:
 def sym_size(x: Tensor, axis: int) -> Any:
     """Return the size of an axis."""
     return x.shape[axis]
+
+
+# -- numbers in tensors ------------------------------------------------------------------------------------------------
+_NUMBERS: dict[str, Callable[..., Any]] = {
+    "scalar_tensor": lambda n: n, "clone": lambda n: n, "alias": lambda n: n, "detach": lambda n: n,
+    "neg": lambda a: -a, "add": lambda a, b, alpha=1: a + alpha * b, "sub": lambda a, b, alpha=1: a - alpha * b,
+    "rsub": lambda a, b, alpha=1: b - alpha * a, "mul": lambda a, b: a * b,
+}  # fmt: skip
+"""Operators on whole numbers, as tensors without axes; code makes such tensors of sizes and slices by them."""
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"sym_size": sym_size, "_local_scalar_dense": lambda n: n}
+
+
+def _of_sizes(value: Any) -> bool:
+    """Return whether a whole number follows from sizes alone."""
+    if not isinstance(value, torch.fx.Node):
+        return isinstance(value, int)
+    found = value.meta.get("val")
+    if not isinstance(found, torch.Tensor):
+        return isinstance(found, int | torch.SymInt)
+    known = operator_name(value.target)[0] in _NUMBERS and not found.is_floating_point()
+    return known and all(map(_of_sizes, (*value.args, *(value.kwargs[k] for k in value.kwargs if k == "alpha"))))
+
+
+def _number(value: Any, env: Mapping[torch.fx.Node, Any]) -> Any:
+    """Return a whole number that follows from sizes."""
+    if not isinstance(value, torch.fx.Node):
+        return value
+    if not isinstance(value.meta.get("val"), torch.Tensor):
+        return env[value]
+    options = {k: _number(v, env) for k, v in value.kwargs.items() if k == "alpha"}
+    return _NUMBERS[operator_name(value.target)[0]](*(_number(a, env) for a in value.args), **options)
 
 
 def _calls(module: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:

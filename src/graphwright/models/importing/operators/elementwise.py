@@ -6,24 +6,45 @@ from typing import Any
 
 from graphwright.array import bool_, float32, int64
 from graphwright.autograd import Tensor, as_tensor, create, top
+from graphwright.autograd.named_sizes import traced
 from graphwright.models.importing.operators.table import equal, operator
 from graphwright.nn import functional
 
 equal(top, """
     abs acos acosh add asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or
-    bitwise_right_shift bitwise_xor ceil clamp cos cosh div eq erf erfc erfinv exp exp2 expm1 floor floor_divide fmod
+    bitwise_right_shift bitwise_xor ceil cos cosh div eq erf erfc erfinv exp exp2 expm1 floor floor_divide fmod
     ge gt isfinite isinf isnan le lerp lgamma digamma log log10 log1p log2 logaddexp logical_and logical_not logical_or
-    logical_xor lt masked_fill maximum minimum mul ne neg pow reciprocal remainder round rsqrt sigmoid sign sin sinh
-    sqrt sub tan tanh trunc where nan_to_num square addcmul addcdiv
+    logical_xor lt masked_fill maximum minimum mul ne neg reciprocal remainder round rsqrt sigmoid sign sin sinh
+    sqrt sub tan tanh trunc where nan_to_num square addcmul addcdiv fmax fmin
+    copysign hypot signbit xlogy angle
 """)  # fmt: skip
 equal(functional, """
     celu elu gelu glu hardsigmoid hardswish hardtanh leaky_relu mish relu relu6 selu silu softplus softshrink
     hardshrink softsign tanhshrink logsigmoid threshold prelu
 """)  # fmt: skip
-operator("clamp_min")(lambda x, low: top.clamp(x, min=low))
-operator("clamp_max")(lambda x, high: top.clamp(x, max=high))
 operator("special_erf")(top.erf)
 operator("log_sigmoid_forward")(lambda x: (functional.logsigmoid(x), None))
+
+
+@operator("clamp")
+def clamp(x: Tensor, low: Any = None, high: Any = None) -> Tensor:
+    """Return x where it is between two bounds, else the nearer one."""
+    bounds = [b.tensor(x.dtype) if traced(b) else b for b in (low, high)]
+    if any(isinstance(b, Tensor) for b in bounds):
+        bounds = [b if b is None or isinstance(b, Tensor) else as_tensor(b) for b in bounds]
+    return top.clamp(x, *bounds)
+
+
+operator("clamp_min")(clamp)
+operator("clamp_max")(lambda x, high: clamp(x, None, high))
+
+
+@operator("pow")
+def pow_(x: Any, exponent: Any) -> Tensor:
+    """xᵖ, elementwise; for bools, whose only powers in torch are by the numbers 0 and 1, x or true."""
+    if isinstance(x, Tensor) and x.dtype is bool_ and isinstance(exponent, bool):
+        return x if exponent else top.logical_or(x, True)
+    return top.pow(x, exponent)
 
 
 @operator("rsub")
@@ -63,8 +84,7 @@ def to_copy(x: Tensor, dtype: Any = None, **_: Any) -> Tensor:
     return x if dtype is None else x.to(dtype)
 
 
-@operator("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range_for_size",
-          "sym_constrain_range")  # fmt: skip
+@operator("_assert_tensor_metadata", "_assert_async")
 def nothing(*_: Any, **__: Any) -> None:
     """Return None: a check of the capture, which the specs of the program repeat."""
 
@@ -73,6 +93,10 @@ def nothing(*_: Any, **__: Any) -> None:
 @operator("arange", "arange.start", "arange.start_step")
 def arange(start: Any, end: Any = None, step: Any = 1, *, dtype: Any = None, **_: Any) -> Tensor:
     """start, start + step, ..., below end; of one number, 0 to it."""
+    if traced(start) or traced(end):  # named sizes are counted in whole numbers
+        floats = [type(n) is float and n.is_integer() for n in (start, end, step)]
+        start, end, step = (int(n) if whole else n for n, whole in zip((start, end, step), floats, strict=True))
+        dtype = float32 if dtype is None and any(floats) else dtype
     return create.arange(start, end, step, dtype=dtype)
 
 
@@ -125,7 +149,7 @@ def empty_permuted(*args: Any, dtype: Any = None, **_: Any) -> Tensor:
     return _filled(size, 0.0, dtype or (float32 if like is None else like.dtype))
 
 
-@operator("scalar_tensor")
+@operator("scalar_tensor", "prims::scalar_tensor")
 def scalar_tensor(value: Any, *, dtype: Any = None, **_: Any) -> Tensor:
     """Return a number as a tensor without axes."""
     return _filled((), value, float32 if dtype is None else dtype)
@@ -137,7 +161,7 @@ def eye(n: int, m: int | None = None, *, dtype: Any = None, **_: Any) -> Tensor:
     return create.eye(n, m, dtype=dtype)
 
 
-@operator("linspace")
+@operator("linspace.default")
 def linspace(start: float, end: float, steps: int, *, dtype: Any = None, **_: Any) -> Tensor:
     """Return `steps` numbers from start to end, both included."""
     return create.linspace(start, end, steps, dtype=dtype)

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from graphwright.array import bool_, int64
 from graphwright.autograd import Tensor, top
+from graphwright.autograd.indexing import index_plan
 from graphwright.models.importing.operators.table import equal, operator
 from graphwright.nn import functional
+from graphwright.ops import call
 
-equal(top, "gather index_add index_select masked_select scatter scatter_add scatter_reduce take nonzero")
+equal(
+    top, "gather index_add index_select masked_select scatter scatter_add scatter_reduce take put index_reduce nonzero"
+)
 
 
 @operator("index", "_unsafe_index")
@@ -20,8 +25,22 @@ def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
 
 @operator("index_put", "_unsafe_index_put")
 def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
-    """Return x with x[indices] = values, or += values."""
-    return top.index_put(x, tuple(slice(None) if i is None else i for i in indices), values, accumulate)
+    """Return x with x[indices] = values, or += values; None stands for a whole axis."""
+    axes = [axis for axis, i in enumerate(indices) if i is not None]
+    tensors: list[Any] = [i for i in indices if i is not None]
+    if len(tensors) == 1 and tensors[0].dtype is bool_ and all(n == 1 for n in values.spec.shape):
+        (mask,), (axis,) = tensors, axes
+        mask = mask.reshape((*mask.shape, *(1,) * (x.ndim - axis - mask.ndim)))
+        one = values.to(x.dtype).reshape(())
+        return top.where(mask, x + one if accumulate else one, x)
+    if axes == list(range(len(axes))) or any(i.dtype is bool_ for i in tensors):
+        return top.index_put(x, tuple(slice(None) if i is None else i for i in indices), values, accumulate)
+    if axes[-1] - axes[0] + 1 > len(axes):  # axes of the indices come first, as where they start at the first axis
+        front = list(range(len(axes)))
+        return top.index_put(x.movedim(axes, front), tuple(tensors), values, accumulate).movedim(front, axes)
+    ids = index_plan(x.shape, (*(slice(None) for _ in range(axes[0])), *tensors)).ids
+    found = [i.to(int64) if isinstance(i, Tensor) else i for i in ids]
+    return call("index_add" if accumulate else "index_put", x, values.to(x.dtype), *found, axis=axes[0])
 
 
 @operator("embedding")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from graphwright.array import int64
+from graphwright.array import int64, uint8
 from graphwright.autograd import Tensor, create, top
 from graphwright.models.importing.operators.table import equal, operator
 from graphwright.nn import functional
@@ -94,7 +94,7 @@ def native_group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, channels: int, size: int, groups: int, eps: float
 ) -> tuple[Tensor | None, ...]:
     """Normalise groups of channels; results 2 and 3 are mean and 1 / deviation."""
-    parts = x.reshape((n, groups, -1))
+    parts = x.reshape((n, groups, channels * size // groups))
     return functional.group_norm(x, groups, weight, bias, eps), *_statistics(parts, [2], eps, False)
 
 
@@ -123,18 +123,30 @@ def batch_norm_statless(
     return functional.batch_norm(x, None, None, weight, bias, True, momentum, eps), None, None
 
 
-@operator("_native_batch_norm_legit_functional", "_batch_norm_with_update_functional")
-def batch_norm_train(
+@operator("_native_batch_norm_legit_functional")
+def batch_norm_functional(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, training: bool, momentum: float,
     eps: float,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Normalise channels by the statistics of the batch; results 3 and 4 are the new running statistics."""
+    """Normalise channels; results 2 and 3 are mean and 1 / deviation, the last two the new running statistics."""
+    if not training:
+        none = create.zeros((0,), dtype=x.dtype)
+        return functional.batch_norm(x, mean, var, weight, bias, False, momentum, eps), none, none, mean, var
     axes = [0, *range(2, x.ndim)]
     made = functional.batch_norm(x, None, None, weight, bias, True, momentum, eps)
     wide = x.detach().to(mean.dtype)
     new_mean = mean * (1 - momentum) + wide.mean(axes) * momentum
     new_var = var * (1 - momentum) + wide.var(axes, unbiased=True) * momentum
     return made, *_statistics(x, axes, eps, False), new_mean, new_var
+
+
+@operator("_batch_norm_with_update_functional")
+def batch_norm_with_update(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, momentum: float, eps: float
+) -> tuple[Any, ...]:
+    """Normalise channels by the statistics of the batch; result 4 is memory of torch's backward pass, here empty."""
+    made, *saved, new_mean, new_var = batch_norm_functional(x, weight, bias, mean, var, True, momentum, eps)
+    return made, *saved, create.zeros((0,), dtype=uint8), new_mean, new_var
 
 
 @operator("_weight_norm", "_weight_norm_interface")
@@ -151,6 +163,13 @@ def max_pool_with_indices(x: Tensor, kernel: Any, *args: Any) -> tuple[Tensor, T
     run = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)[len(kernel) - 1]
     stride = args[0] if args and args[0] else None
     return run(x, tuple(kernel), stride, *args[1:], return_indices=True)
+
+
+@operator("adaptive_max_pool2d", "adaptive_max_pool3d")
+def adaptive_max_pool(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Largest entries of as many parts as `size` says, and their indices."""
+    run = functional.adaptive_max_pool2d if len(size) == 2 else functional.adaptive_max_pool3d
+    return run(x, tuple(size), return_indices=True)
 
 
 def _upsampled(mode: str) -> Any:

@@ -12,6 +12,7 @@ from graphwright.nn import functional
 equal(top, """
     all amax amin any argmax argmin argsort bincount cummax cummin cumprod cumsum diff logcumsumexp logsumexp max mean
     min
+    kthvalue median nanmedian
     prod sort std sum topk var var_mean std_mean
 """)  # fmt: skip
 

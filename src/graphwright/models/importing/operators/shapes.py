@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from graphwright.autograd import Tensor, top
+from graphwright.autograd import Tensor, create, top
+from graphwright.autograd.named_sizes import traced
 from graphwright.models.importing.operators.table import equal, operator
 from graphwright.nn import functional
 
@@ -63,13 +64,27 @@ def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
 @operator("pad")
 def pad(x: Tensor, widths: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
     """Pad or crop the last axes."""
+    if mode == "constant" and any(traced(n) for n in widths):
+        return _joined(x, widths, 0 if value is None else value)
     return functional.pad(x, widths, mode, value)
+
+
+def _joined(x: Tensor, widths: Sequence[int], value: float) -> Tensor:
+    """Pad by widths that depend on named sizes: join x and constants, from the last axis on."""
+    for i in range(len(widths) // 2):
+        axis, parts = x.ndim - 1 - i, [x]
+        for at, width in ((0, widths[2 * i]), (2, widths[2 * i + 1])):
+            if traced(width) or width:
+                shape = (*x.shape[:axis], width, *x.shape[axis + 1 :])
+                parts.insert(at, create.full(shape, value, dtype=x.dtype))
+        x = top.cat(parts, dim=axis)
+    return x
 
 
 @operator("constant_pad_nd")
 def constant_pad_nd(x: Tensor, widths: Sequence[int], value: float = 0.0) -> Tensor:
     """Pad or crop the last axes with a constant."""
-    return functional.pad(x, widths, "constant", value)
+    return pad(x, widths, "constant", value)
 
 
 for _mode, _prefix in (("reflect", "reflection"), ("replicate", "replication")):
