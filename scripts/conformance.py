@@ -1,6 +1,7 @@
 """The conformance scoreboard: what `gw.from_torch` opens, beside torch. `make conformance` writes docs/conformance.md.
 
-    python scripts/conformance.py [--only NAME ...] [--kind KIND ...] [--json FILE] [--seconds N] [--no-write]
+    python scripts/conformance.py [--only NAME ...] [--kind KIND ...] [--json FILE] [--seconds N]
+                                   [--processes N] [--no-write]
 
 Per model, in a process of its own with a time limit: captured (torch.export has a graph), lowered (each operator has a
 row), equal (outputs within 1e-4 of torch's largest entry, at the example and at other sizes), pruned (channels, neurons
@@ -14,14 +15,17 @@ import argparse
 import importlib.util
 import inspect
 import json
+import logging
 import multiprocessing
 import os
 import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -189,28 +193,56 @@ def _torch_pruning(case: Case) -> str:
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
-def _child(case: Case, peer: bool, pipe: Any) -> None:
+def apart(
+    tasks: Iterable[tuple[Any, Callable[[Callable[[Any], None]], None]]], seconds: float, processes: int
+) -> Iterator[tuple[Any, Any, str]]:
+    """Run functions in forks of this process, which has imported the libraries, at most `processes` at once.
+
+    A function calls its argument with a value at each step, the last time with its result. Yields for each task its
+    key, the last value (None without one), and why the function did not end, or an empty text.
+    """
+    context, waiting = multiprocessing.get_context("fork"), iter(tasks)
+    running: dict[Any, list[Any]] = {}  # pipe -> key, process, deadline, last value
+    while True:
+        for key, function in islice(waiting, processes - len(running)):
+            here, there = context.Pipe(False)
+            child = context.Process(target=_child, args=(function, there))
+            child.start()
+            there.close()
+            running[here] = [key, child, time.monotonic() + seconds, None]
+        if not running:
+            return
+        ready = connection.wait(list(running), max(0.0, min(r[2] for r in running.values()) - time.monotonic()))
+        for pipe, (key, child, deadline, value) in list(running.items()):
+            why, ended = "", False
+            if pipe in ready:
+                try:
+                    running[pipe][3], ended = pipe.recv()
+                except EOFError:
+                    why = "the process ended without a result"
+            elif time.monotonic() >= deadline:
+                why = f"took more than {seconds:.0f} s"
+            if why or ended:
+                value = running.pop(pipe)[3]
+                child.kill()
+                child.join()
+                pipe.close()
+                yield key, value, why
+
+
+def _child(function: Callable[[Callable[[Any], None]], None], pipe: Any) -> None:
     warnings.simplefilter("ignore")
+    logging.getLogger("torch").setLevel(logging.CRITICAL)
     torch.set_num_threads(1)
-    pipe.send(asdict(open_and_compare(case, peer)))
+    last: Any = None
 
+    def progress(value: Any) -> None:
+        nonlocal last
+        last = value
+        pipe.send((value, False))
 
-def apart(case: Case, seconds: float, peer: bool) -> Outcome:
-    """Open a model in a fork of this process, which has imported the libraries; a time limit counts as a failure."""
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe(False)
-    child = context.Process(target=_child, args=(case, peer, there))
-    child.start()
-    there.close()
-    try:
-        if here.poll(seconds):
-            return Outcome(**here.recv())
-        return Outcome(case.kind, case.name, why=f"took more than {seconds:.0f} s", seconds=seconds)
-    except EOFError:
-        return Outcome(case.kind, case.name, why="the process ended without a result")
-    finally:
-        child.kill()
-        child.join()
+    function(progress)
+    pipe.send((last, True))
 
 
 def cases(kinds: Sequence[str]) -> Iterator[Case]:
@@ -221,26 +253,38 @@ def cases(kinds: Sequence[str]) -> Iterator[Case]:
 
 
 # -- operators ---------------------------------------------------------------------------------------------------------
-def operators(progress: Any) -> dict[str, Any]:
-    """Compare each row of the table with torch on samples of OpInfo."""
-    from operator_samples import cases as samples  # pyright: ignore[reportMissingImports]
-    from operator_samples import compare
+def operators(
+    done: Mapping[str, Any], seconds: float, processes: int, only: Sequence[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Compare rows of the table with torch on samples of OpInfo; yields each entry's name and outcome.
 
-    total, wrong, refused, names = Counter(), list[str](), list[str](), set[str]()
-    for entry in samples():
-        report = compare(entry, None)
-        total += report.counts
-        names.add(entry.name)
-        wrong += [
-            f"{report.name}: {note}" for kind in ("wrong", "gradient wrong") for note in report.notes.get(kind, ())
-        ]
-        refused += [f"{report.name}" for kind in ("refused", "crash") if report.counts[kind]]
-        progress(f"operator {report.name:40s} {dict(report.counts)}")
-    return {"entries": len(names), "counts": dict(total), "wrong": wrong, "refused": sorted(set(refused))}
+    Entries of `done` are not run again.
+    """
+    from operator_samples import cases as samples  # pyright: ignore[reportMissingImports]
+    from operator_samples import compare  # pyright: ignore[reportMissingImports]
+    from opinfo import entry_name  # pyright: ignore[reportMissingImports]
+
+    def comparison(entry: Any) -> Callable[[Callable[[Any], None]], None]:
+        return lambda progress: compare(entry, None, lambda report: progress((dict(report.counts), report.notes)))
+
+    tasks = ((entry_name(e), comparison(e)) for e in samples()
+             if entry_name(e) not in done and (not only or entry_name(e) in only))  # fmt: skip
+    for name, value, why in apart(tasks, seconds, processes):
+        counts, notes = value or ({}, {})
+        if why:
+            counts, notes = {**counts, "unfinished": 1}, {**notes, "unfinished": [why]}
+        yield name, {"counts": counts, "notes": notes}
+
+
+def wrong_samples(ops: Mapping[str, Any]) -> list[str]:
+    """Return the descriptions of wrong results."""
+    from operator_samples import WRONG  # pyright: ignore[reportMissingImports]
+
+    return [f"{name}: {note}" for name, found in ops.items() for kind in WRONG for note in found["notes"].get(kind, ())]
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
-def page(outcomes: Sequence[Outcome], ops: dict[str, Any] | None, onnx: str) -> str:
+def page(outcomes: Sequence[Outcome], ops: Mapping[str, Any], onnx: str) -> str:
     """Return docs/conformance.md."""
     from graphwright.models.importing.operators import OPERATORS
 
@@ -267,16 +311,19 @@ def page(outcomes: Sequence[Outcome], ops: dict[str, Any] | None, onnx: str) -> 
         "",
         f"The table has {len(OPERATORS)} names of operators; torch decomposes others first.",
     ]
-    if ops is not None:
-        counts = ops["counts"]
+    if ops:
+        counts = Counter[str]()
+        for found in ops.values():
+            counts.update(found["counts"])
+        refused = sorted(name for name, found in ops.items() if {"refused", "unfinished"} & set(found["counts"]))
         lines += [
-            f"Samples of {ops['entries']} entries of torch's OpInfo database were captured and compared:", "",
+            f"Samples of {len(ops)} entries of torch's OpInfo database were captured and compared:", "",
             "| outcome | samples |", "| --- | ---: |",
             *(f"| {outcome} | {number} |" for outcome, number in sorted(counts.items())), "",
-            f"`wrong` and `gradient wrong` together: **{len(ops['wrong'])}**.",
+            f"wrong values, wrong gradients and untyped errors together: **{len(wrong_samples(ops))}**.",
             "*different*: torch defines no unique result, or differs by design; each case has its reason in the tests.",
             "*refused*: a typed error. *outside*: complex numbers, sparse layouts, what torch itself cannot export.",
-            "", f"Entries with refused samples: {', '.join(f'`{n}`' for n in ops['refused']) or 'none'}.",
+            "", f"Entries with refused samples: {', '.join(f'`{n}`' for n in refused) or 'none'}.",
         ]  # fmt: skip
     peers = [o for o in outcomes if o.peer]
     if peers:
@@ -311,43 +358,53 @@ def onnx_counts() -> str:
 def main() -> int:
     """Run, print a line per model, write the page."""
     parser = argparse.ArgumentParser(description="Count what gw.from_torch opens.")
-    parser.add_argument("--only", nargs="*", default=[], help="names of models")
+    parser.add_argument("--only", nargs="*", default=[], help="names of models or entries of operators")
     parser.add_argument("--kind", nargs="*", default=["operators", "transformers", "torchvision", "timm"])
     parser.add_argument("--json", type=Path, help="write outcomes to this file; read again, those in it are not run")
-    parser.add_argument("--seconds", type=float, default=180.0, help="time limit per model")
+    parser.add_argument("--seconds", type=float, default=180.0, help="time limit per model or entry")
+    parser.add_argument("--processes", type=int, default=1, help="how many run at once")
     parser.add_argument("--no-write", action="store_true", help="do not write docs/conformance.md")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     stored = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
     outcomes = [Outcome(**o) for o in stored.get("models", [])]
+    ops: dict[str, Any] = stored.get("operators") or {}
     done = {(o.kind, o.name) for o in outcomes}
     with_peer = importlib.util.find_spec("torch_pruning") is not None
     classifiers = set[str]()
     if importlib.util.find_spec("torchvision"):  # before transformers, which imports it as it is
         tv = import_torchvision()
         classifiers = set(tv.models.list_models(module=tv.models))
-    for case in cases(options.kind):
-        if (options.only and case.name not in options.only) or (case.kind, case.name) in done:
-            continue
-        found = apart(case, options.seconds, with_peer and case.kind == "torchvision" and case.name in classifiers)
+
+    def opening(case: Case) -> Callable[[Callable[[Any], None]], None]:
+        peer = with_peer and case.kind == "torchvision" and case.name in classifiers
+        return lambda progress: progress(asdict(open_and_compare(case, peer)))
+
+    wanted = (c for c in cases(options.kind) if (not options.only or c.name in options.only)
+              and (c.kind, c.name) not in done)  # fmt: skip
+    for case, value, why in apart(((c, opening(c)) for c in wanted), options.seconds, options.processes):
+        found = Outcome(**value) if value else Outcome(case.kind, case.name, why=why, seconds=options.seconds)
         outcomes.append(found)
         mark = "WRONG" if found.wrong else found.passed[-1] if found.passed else "failed"
         print(f"{found.seconds:6.1f} s  {found.kind:13s} {found.name:42s} {mark:9s} {found.why}", flush=True)
-        _store(options.json, outcomes, stored.get("operators"))
-    ops = stored.get("operators")
-    if "operators" in options.kind and not options.only and ops is None:
-        ops = operators(lambda line: print(line, flush=True))
         _store(options.json, outcomes, ops)
+    if "operators" in options.kind:
+        for name, result in operators(ops, options.seconds, options.processes, options.only):
+            ops[name] = result
+            print(f"operator {name:40s} {result['counts']}", flush=True)
+            _store(options.json, outcomes, ops)
     if not options.no_write and not options.only:
         PAGE.write_text(page(outcomes, ops, onnx_counts()), "utf-8")
-    wrong = sum(o.wrong for o in outcomes) + len(ops["wrong"] if ops else ())
-    print(f"{len(outcomes)} models, wrong: {wrong}")
+    wrong = sum(o.wrong for o in outcomes) + len(wrong_samples(ops))
+    print(f"{len(outcomes)} models, {len(ops)} entries of operators, wrong: {wrong}")
     return bool(wrong)
 
 
-def _store(file: Path | None, outcomes: Sequence[Outcome], ops: Any) -> None:
+def _store(file: Path | None, outcomes: Sequence[Outcome], ops: Mapping[str, Any]) -> None:
     if file is not None:
-        file.write_text(json.dumps({"models": [asdict(o) for o in outcomes], "operators": ops}, indent=1))
+        text = json.dumps({"models": [asdict(o) for o in outcomes], "operators": ops}, indent=1)
+        file.with_suffix(".tmp").write_text(text)
+        file.with_suffix(".tmp").replace(file)
 
 
 if __name__ == "__main__":

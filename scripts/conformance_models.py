@@ -66,8 +66,10 @@ def images(i: int, name: str = "pixel_values", size: int = 32) -> dict[str, torc
 def _transformers(name: str, config: str, values: dict[str, Any], kind: str) -> Case:
     def make() -> torch.nn.Module:
         tf = importlib.import_module("transformers")
-        made = getattr(tf, config)(**values)
-        for key, value in values.items():  # attributes of other names than the arguments
+        kind = getattr(tf, config)
+        given = {k: v for k, v in values.items() if not isinstance(getattr(kind, k, None), property)}
+        made = kind(**given)
+        for key, value in given.items():  # attributes of other names than the arguments
             if not hasattr(made, key):
                 setattr(made, key, value)
         return getattr(tf, name)(made)
@@ -162,7 +164,7 @@ _TEXT: dict[str, tuple[str, dict[str, Any]]] = {
                                                    "true_hidden_size": 32}),
     "RemBertForMaskedLM": ("RemBertConfig", {"input_embedding_size": 16, "output_embedding_size": 16}),
     "FNetForMaskedLM": ("FNetConfig", {}),
-    "XLNetLMHeadModel": ("XLNetConfig", {"d_model": 32, "d_inner": 64}),
+    "XLNetLMHeadModel": ("XLNetConfig", {"d_model": 32, "d_inner": 64, "use_mems_eval": False}),
     "NystromformerForMaskedLM": ("NystromformerConfig", {"segment_means_seq_len": 64, "num_landmarks": 64}),
     "YosoForMaskedLM": ("YosoConfig", {"use_expectation": True}),
     "T5EncoderModel": ("T5Config", T5),
@@ -217,9 +219,9 @@ _VISION: dict[str, tuple[str, dict[str, Any], str]] = {
         "image_size": 64, "hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 2, 2, 4],
         "sequence_reduction_ratios": [4, 2, 2, 1]}, "image"),
     "CvtForImageClassification": ("CvtConfig", {
-        "embed_dim": [8, 16, 16], "num_heads": [1, 2, 2], "depth": [1, 1, 1], "image_size": 64}, "image"),
+        "embed_dim": [8, 16, 16], "num_heads": [1, 2, 2], "depth": [1, 2, 3], "image_size": 64}, "image"),
     "EfficientNetForImageClassification": ("EfficientNetConfig", {
-        "width_coefficient": 0.25, "depth_coefficient": 0.25, "hidden_dim": 64, "image_size": 64}, "image"),
+        "width_coefficient": 0.25, "depth_coefficient": 0.25, "hidden_dim": 320, "image_size": 64}, "image"),
 }  # fmt: skip
 _SOUND: dict[str, tuple[str, dict[str, Any], str]] = {
     "WhisperForConditionalGeneration": ("WhisperConfig", {
@@ -238,7 +240,7 @@ _PARTS = {k: SMALL[k] for k in ("hidden_size", "num_hidden_layers", "num_attenti
 _BOTH: dict[str, tuple[str, dict[str, Any]]] = {
     name: (f"{name.removesuffix('Model')}Config", {
         "text_config": {**_PARTS, "vocab_size": 99, "max_position_embeddings": 64, "eos_token_id": 2,
-                        "projection_size": 16},
+                        "projection_size": 32},
         "vision_config": {**_PARTS, "image_size": 32, "patch_size": 8}, "projection_dim": 16,
     }) for name in ("CLIPModel", "SiglipModel")
 }  # fmt: skip

@@ -306,7 +306,8 @@ def _at_indices(name: str, sample: Any, result: Any) -> Any:
     index = result if name == "argsort" else result[1]
     axes = [v for v in sample.args if isinstance(v, int) and not isinstance(v, bool)]
     axes = axes[1:] if name in ("topk", "kthvalue") else axes
-    axis, host = sample.kwargs.get("dim", axes[0] if axes else -1), sample.input.numpy(force=True)
+    given = sample.input.float() if sample.input.dtype is torch.bfloat16 else sample.input
+    axis, host = sample.kwargs.get("dim", axes[0] if axes else -1), given.numpy(force=True)
     keeps = index.array.ndim == host.ndim
     ids = index.array if keeps else np.expand_dims(index.array, axis)
     entries = np.take_along_axis(host, ids, axis) if host.ndim else host
