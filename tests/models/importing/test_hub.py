@@ -163,3 +163,16 @@ def test_edit_undo_and_training_leave_the_files(imports, tmp_path):
     assert model.program.hash() == start
     np.testing.assert_array_equal(model(images)["logits"], before)
     assert (tmp_path / "vit" / "model.safetensors").read_bytes() == raw
+
+
+@pytest.mark.parametrize("name", ["vit", pytest.param("modernbert", marks=pytest.mark.deep)])
+def test_outputs_in_bfloat16_are_near_those_in_float32(name, imports, tmp_path):
+    saved(name, tmp_path / name)
+    given = None
+    outputs = []
+    for compute in ("float32", "bfloat16"):
+        model = gw.open(tmp_path / name, tokenizer=False, compute=compute)
+        given = feeds(model.program, 2, 9) if given is None else given
+        outputs.append(np.asarray(model(**given)["logits"], "f4"))
+    assert np.abs(outputs[1] - outputs[0]).max() < 0.03 * np.abs(outputs[0]).max()
+    assert not np.array_equal(*outputs)
