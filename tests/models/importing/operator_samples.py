@@ -198,6 +198,9 @@ def _compare(entry: Any, given: list[Prepared], report: Report, progress: Callab
             _compare(entry, given[: len(given) // 2], report, progress)
             _compare(entry, given[len(given) // 2 :], report, progress)
         return progress(report)
+    if len(found) != sum(len(one.want) for one in given):
+        report.add("wrong", f"{given[0].text}: a program of {len(given)} samples lacks results")
+        return progress(report)
     results, inputs = iter(found), iter(feeds)
     for one in given:
         got, own = [next(results) for _ in one.want], [next(inputs) for _ in one.tensors]

@@ -118,9 +118,10 @@ def batch_norm_eval(
 @operator("_native_batch_norm_legit.no_stats")
 def batch_norm_statless(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
-) -> tuple[Tensor | None, ...]:
-    """Normalise channels by the statistics of the batch."""
-    return functional.batch_norm(x, None, None, weight, bias, True, momentum, eps), None, None
+) -> tuple[Tensor, ...]:
+    """Normalise channels by the statistics of the batch; results 2 and 3 are mean and 1 / deviation."""
+    made = functional.batch_norm(x, None, None, weight, bias, True, momentum, eps)
+    return made, *_statistics(x, [0, *range(2, x.ndim)], eps, False)
 
 
 @operator("_native_batch_norm_legit_functional")
