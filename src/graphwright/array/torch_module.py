@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,27 +54,37 @@ class TorchModule(torch.nn.Module):
         before: called before each run with the names of parameters that torch has written since the last run; returns
             a dict from names to the arrays that replace parameters.
         trained: dict from names to whether a parameter needs a gradient; by default all floating ones do.
+        buffers: names in `parameters` that are buffers.
+        aliases: dict from all names, in order, to the name in `parameters` of the same tensor; by default each has one.
     """
 
     def __init__(
         self, run: Run, parameters: Mapping[str, NDArray], shape: Callable[[Sequence[torch.Tensor]], Any],
         names: Sequence[str] = (), before: Callable[[Sequence[str]], Mapping[str, NDArray]] | None = None,
-        trained: Mapping[str, bool] | None = None,
+        trained: Mapping[str, bool] | None = None, buffers: Collection[str] = (),
+        aliases: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self._run, self._shape, self._names, self._before = run, shape, tuple(names), before
-        self._linked: dict[str, torch.nn.Parameter] = {}
+        self._linked: dict[str, torch.Tensor] = {}
         for name, array in parameters.items():
-            wanted = trained is None or trained.get(name, True)
-            made = torch.nn.Parameter(torch.from_dlpack(array), requires_grad=wanted and array.dtype.is_float)
+            made = torch.from_dlpack(array)
+            if name not in buffers:
+                wanted = trained is None or trained.get(name, True)
+                made = torch.nn.Parameter(made, requires_grad=wanted and array.dtype.is_float)
             self._linked[name] = made
+        for name, of in (aliases or {n: n for n in self._linked}).items():
             home: torch.nn.Module = self
             *path, leaf = name.split(".")
             for part in path:
                 if part not in dict(home.named_children()):
                     home.add_module(part, torch.nn.Module())
                 home = home.get_submodule(part)
-            home.register_parameter(leaf, made)
+            tensor = self._linked[of]
+            if isinstance(tensor, torch.nn.Parameter):
+                home.register_parameter(leaf, tensor)
+            else:
+                home.register_buffer(leaf, tensor)
         self._seen = {name: p._version for name, p in self._linked.items()}
 
     def forward(self, *args: torch.Tensor, **named: torch.Tensor) -> Any:
@@ -88,6 +98,7 @@ class TorchModule(torch.nn.Module):
         tensors = [*args, *(named[n] for n in self._names[len(args) :])]
         self.written()
         made = _Bridge.apply(self._run, tuple(self._linked), *self._linked.values(), *tensors)
+        self.written()  # states of which the run has replaced the array
         return self._shape(made)
 
     def written(self) -> None:

@@ -5,18 +5,19 @@ The bridge to torch itself is `array/torch_module.py`, as only `array/` imports 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from graphwright.array import NDArray
-from graphwright.autograd import Tensor, Variable, grad, no_grad
+from graphwright.autograd import Parameter, Tensor, Variable, grad, no_grad
 from graphwright.autograd.nested import parts, rebuilt
 from graphwright.errors import UsageError
 from graphwright.nn.module import Module
 from graphwright.plan import compile
 from graphwright.program.op_graph import OpGraph
+from graphwright.program.weights import shared_variable
 
 if TYPE_CHECKING:
     from graphwright.program import Program
@@ -29,30 +30,59 @@ def as_module(target: Module | Program, *, share: bool = True) -> Any:
         target: a module, or a program, whose inputs are passed in order or by name.
         share: whether torch's parameters share the memory of the target's, so that training one trains both; False
             copies. After a step of a torch optimizer, call `.written()` of the result before running the target itself.
-    Returns: a torch module with the target's parameters, but not its buffers, by dotted name. Its calls return a dict
-        of all outputs by name for a program, and what `forward` of the module returns for a module.
+    Returns: a torch module with the target's parameters by dotted name; that of a program of a torch module has all
+        entries of the module's state that the program still has, buffers too, under the module's keys. Its calls return
+        a dict of all outputs by name for a program, and what `forward` of the module returns for a module.
     Raises: UsageError for any other target.
     """
     if isinstance(target, OpGraph):
-        keys = [target.key(n) for n in target.params()]
-        variables: Mapping[str, Variable] = {key: target.weights[key] for key in keys}
+        keys = dict.fromkeys(target.key(n) for n in target.params())
+        variables = {**_module_state(target), **{key: target.weights[key] for key in keys}}
         names = target.input_names()
     elif isinstance(target, Module):
         target.name_children()
         variables, names = dict(target.named_parameters()), ()
+        keys = variables
     else:
         raise UsageError("cannot wrap this as a torch module", expected="Module or Program", got=type(target).__name__)
-    return _TorchAdapter(target, variables, names, share).torch()
+    buffers = {name for name, v in variables.items() if name not in keys and not isinstance(v, Parameter)}
+    return _TorchAdapter(target, variables, buffers, names, share).torch()
+
+
+def _module_state(program: Program) -> dict[str, Variable]:
+    """Return the state of the torch module from which a program was made, less what edits removed, by the module's keys.
+
+    A tied parameter occurs under each of its keys; a tensor that no node reads is a new variable over the same array.
+    """
+    found: dict[str, Variable] = {}
+    for key, source in program.module_state.items():
+        if isinstance(source, Variable):
+            found[key] = shared_variable(source, type(source), key)
+        elif program.weights.has_key(source):
+            found[key] = program.weights.at_key(source)
+    return found
 
 
 class _TorchAdapter:
-    """Adapter that runs a module or program for torch; `arrays` maps names to the arrays of torch's parameters."""
+    """Adapter that runs a module or program for torch; `arrays` maps names to the arrays of torch's tensors.
+
+    Args:
+        target: the module or program.
+        variables: the parameters and buffers by name; a tied one may have several names.
+        buffers: names of those that are buffers.
+        names: names of the inputs.
+        share: whether torch's tensors share the memory of the variables.
+    """
 
     def __init__(
-        self, target: Module | Program, variables: Mapping[str, Variable], names: tuple[str, ...], share: bool
-    ) -> None:
-        self.variables, self.names, self.share = variables, names, share
-        self.arrays = {name: v.own() if share else v.data.copy() for name, v in variables.items()}
+        self, target: Module | Program, variables: Mapping[str, Variable], buffers: Collection[str],
+        names: tuple[str, ...], share: bool,
+    ) -> None:  # fmt: skip
+        first: dict[int, str] = {}
+        self.aliases = {name: first.setdefault(id(v), name) for name, v in variables.items()}
+        self.variables = {name: variables[name] for name in first.values()}
+        self.buffers, self.names, self.share = buffers, names, share
+        self.arrays = {name: v.own() if share else v.data.copy() for name, v in self.variables.items()}
         self.call = self.infer = target
         if isinstance(target, OpGraph):
             program, planned = target, compile(target)
@@ -64,7 +94,8 @@ class _TorchAdapter:
         """Build the torch module that calls this adapter."""
         before, trained = self.relink if self.share else None, {n: v.requires_grad for n, v in self.variables.items()}
         make = import_module("graphwright.array.torch_module").TorchModule
-        return make(self.run, self.arrays, self.shaped, self.names, before=before, trained=trained)
+        return make(self.run, self.arrays, self.shaped, self.names, before=before, trained=trained,
+                    buffers=self.buffers, aliases=self.aliases)  # fmt: skip
 
     def run(
         self, parameters: Mapping[str, NDArray], inputs: Sequence[NDArray], needs: Sequence[bool]
@@ -107,7 +138,9 @@ class _TorchAdapter:
                 v.requires_grad = need
             yield
         finally:
-            for v, data, wants in before:
+            for (name, v), (_, data, wants) in zip(self.variables.items(), before, strict=True):
+                if not self.share and name in self.buffers and v.data is not parameters[name]:  # a state was written
+                    parameters[name].copy_from(v.data)
                 v.data, v.requires_grad = data, wants
 
     def relink(self, written: Sequence[str]) -> dict[str, NDArray]:

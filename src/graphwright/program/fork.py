@@ -88,7 +88,7 @@ def _twin(p: Program, name: str, twins: VariableTwins) -> Program:
         twin.journal = Journal(Chain(base=p.journal.hash))
         twin.checkpoints = p.checkpoints
         twin.constraints = p.constraints.copy()
-        twin.imported = p.imported
+        twin.imported, twin.module_state = p.imported, p.module_state
     return twin
 
 

@@ -64,6 +64,8 @@ class Program(OpGraph):
         checkpoints: subgraphs whose inner values the backward recomputes; see `checkpoint`.
         readonly: True for a past state returned by `at`; fork it to continue from there.
         imported: how the program was imported, from torch, transformers or ONNX; None for others.
+        module_state: for a program of a torch module: key of its `state_dict()` -> key of the weight here, or the
+            variable of a tensor that no node reads. `as_module` returns these keys; it is not saved.
         source: for a derived program, the program from which it was derived, and its version.
     """
 
@@ -79,6 +81,7 @@ class Program(OpGraph):
         self.readonly = False
         self.derived: dict[str, Any] = {}
         self.imported: Report | None = None
+        self.module_state: Mapping[str, str | Variable] = {}
         self.source: tuple[Program, int] | None = None
         self.constraints = Constraints()
         self.checkpoints: tuple[frozenset[NodeId], ...] = ()

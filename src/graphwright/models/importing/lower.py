@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator as python
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,9 +73,22 @@ class Lowered:
         elif stored:
             made = Variable(array, name=spec.target)
         else:
+            array.storage.shared = self.share
             return Tensor(array, name=spec.target)
         made.shared = self.share
         return made
+
+    def state(self, state: Mapping[str, torch.Tensor], keys: Container[str]) -> dict[str, str | Variable]:
+        """Return for each key of a module's state the key of its weight, one of `keys`; else a variable of its own."""
+        known = {id(tensor): name for name, tensor in self.captured.tensors.items() if name in keys}
+        found: dict[str, str | Variable] = {}
+        for key, tensor in state.items():
+            found[key] = key if key in keys else known.get(id(tensor), "")
+            if not found[key]:
+                kind = Parameter if isinstance(tensor, torch.nn.Parameter) else Variable
+                found[key] = kind(self._array(tensor), tensor.requires_grad, key)
+                found[key].shared = self.share
+        return found
 
     def _array(self, tensor: torch.Tensor) -> NDArray:
         if tensor.device.type == "meta":

@@ -97,5 +97,6 @@ def program_of(
     found = recover_meaning(program) if recover else None
     adopt_all(program)
     program.imported = Imported.of(type(module).__name__, lowered.counts, found, captured.fixed)
+    program.module_state = lowered.state(module.state_dict(keep_vars=True), frozenset(program.weights))
     program.name = name or type(module).__name__
     return program
