@@ -50,7 +50,7 @@ def as_module(target: Module | Program, *, share: bool = True) -> Any:
 
 
 def _module_state(program: Program) -> dict[str, Variable]:
-    """Return the state of the torch module from which a program was made, less what edits removed, by the module's keys.
+    """Return the state of the torch module from which a program was made, by its keys, less what edits removed.
 
     A tied parameter occurs under each of its keys; a tensor that no node reads is a new variable over the same array.
     """
@@ -69,7 +69,7 @@ class _TorchAdapter:
     Args:
         target: the module or program.
         variables: the parameters and buffers by name; a tied one may have several names.
-        buffers: names of those that are buffers.
+        buffers: the names of buffers.
         names: names of the inputs.
         share: whether torch's tensors share the memory of the variables.
     """

@@ -130,7 +130,7 @@ def same(a: Term, b: Term) -> bool:
         atom.link = other  # pyright: ignore[reportAttributeAccessIssue]  # one of the two is an atom
         return True
     if isinstance(a, Product) and isinstance(b, Product):
-        return _products(list(a.factors), list(b.factors))
+        return match_factors(list(a.factors), list(b.factors))
     if isinstance(a, Concatenation) and isinstance(b, Concatenation):
         return _chains(list(a.parts), list(b.parts))
     whole, split = (a, b) if isinstance(a, Concatenation) else (b, a)
@@ -139,8 +139,11 @@ def same(a: Term, b: Term) -> bool:
     return _chain_of_products(whole, split)
 
 
-def _products(left: list[Term], right: list[Term]) -> bool:
-    """Unify the factors of two products, last first, splitting the larger of a pair. Return False on a conflict."""
+def match_factors(left: list[Term], right: list[Term]) -> bool:
+    """Unify the factors of two products, last first, splitting the larger of a pair; matched factors leave the lists.
+
+    Return False on a conflict; the lists then end with the pair that does not fit.
+    """
     while left and right:
         f, g = resolve(left.pop()), resolve(right.pop())
         if isinstance(f, Product) or isinstance(g, Product):  # it was split in the meantime
@@ -149,19 +152,27 @@ def _products(left: list[Term], right: list[Term]) -> bool:
             continue
         m, n = size(f), size(g)
         if m == n:
-            if not same(f, g):
-                return False
+            if same(f, g):
+                continue
+        elif m and n and (major := _quotient(m, n)) is not None:
+            if same(f, product(major, g)):
+                left.append(major)
+                continue
+        elif m and n and (major := _quotient(n, m)) is not None and same(g, product(major, f)):
+            right.append(major)
             continue
-        if isinstance(m, str) or isinstance(n, str) or not m or not n:
-            return False
-        large, small, rest = (f, g, left) if m > n else (g, f, right)
-        if known(large) % known(small):
-            return False
-        major = Atom(known(large) // known(small))
-        if not same(large, product(major, small)):
-            return False
-        rest.append(major)
+        left.append(f)
+        right.append(g)
+        return False
     return True  # sizes are equal, so remaining terms have size 1
+
+
+def _quotient(m: Dim, n: Dim) -> Atom | None:
+    """Return a dimension of size m / n, if n divides m; both may be named sizes, such as 2*B and 2."""
+    if isinstance(m, int) and isinstance(n, int):
+        return None if m % n else Atom(m // n)
+    found = named.divided(named.Size.of(m), named.Size.of(n))
+    return None if found is None else Atom(found.dim)
 
 
 def _chains(left: list[Term], right: list[Term]) -> bool:

@@ -14,7 +14,20 @@ from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import elementwise as forms
 from graphwright.errors import ShapeError
 from graphwright.ops.attributes import Attr, AxisList, Dimension, Shape
-from graphwright.ops.axes import Atom, AxesUse, Term, axes_of, axis_of, chain, known, others, product, size, spliced
+from graphwright.ops.axes import (
+    Atom,
+    AxesUse,
+    Term,
+    axes_of,
+    axis_of,
+    chain,
+    known,
+    match_factors,
+    others,
+    product,
+    size,
+    spliced,
+)
 from graphwright.ops.call import call
 from graphwright.ops.emit import sizes
 from graphwright.ops.onnx import OnnxUse
@@ -71,13 +84,13 @@ class Reshape(ViewOp):
         u.result_ranges[0], u.sizes["shape"] = u.ranges[0], out
         before, after = _runs(x), _runs(out)
         left, right = ([(a and size(a), prod(map(known, rest))) for a, rest in runs] for runs in (before, after))
-        if left != right:
-            apart, last = [*x, *out], (before[-1][1], after[-1][1])
-            if left[-1][1] == right[-1][1]:  # static dimensions that follow: channels
-                apart = [term for term in apart if all(term is not t for t in (*last[0], *last[1]))]
-                u.same(product(*last[0]), product(*last[1]))
-            for term in apart:
-                u.frozen(term, "moves it across a dimension of unknown size")
+        if left != right:  # such as [B, heads·d] -> [B·heads, d]
+            given, made = ([t for t in terms if size(t) != 1] for terms in (x, out))
+            while given and made and size(given[0]) == size(made[0]):
+                u.same(given.pop(0), made.pop(0))
+            if not match_factors(given, made):
+                for term in (*given, *made):
+                    u.frozen(term, "moves it across a dimension of unknown size")
             return [out]
         for (a, some), (b, more) in zip(before, after, strict=True):
             if a is not None and b is not None:

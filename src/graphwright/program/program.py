@@ -5,7 +5,7 @@ Invariant: outside an open edit every port has an edge, every spec is what its o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from graphwright.arguments import checked

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from graphwright.errors import UsageError
 from graphwright.models.errors import CaptureError
+from graphwright.models.importing.in_place import without_writes
 from graphwright.models.importing.operators import find, operator_name
 from graphwright.models.importing.sizes import Limit, Shape, named_sizes
 
@@ -148,7 +149,7 @@ def _exported(
                     module, tuple(args), dict(kwargs), dynamic_shapes=dynamic or None, strict=False
                 )
                 _detach(made)
-                return _decomposed(made)
+                return made if without_writes(made) else _decomposed(made)
         except Exception as error:
             errors.append(error)
     raise _capture_error(module, errors[-1]) from errors[-1]

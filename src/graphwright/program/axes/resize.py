@@ -331,11 +331,16 @@ def _renumbered(found: Axes, maps: dict[Atom, np.ndarray]) -> dict[str, np.ndarr
     """
     tables: dict[str, np.ndarray] = {}
     for key, axis, entries in ((t.key, resolve(t.axis), resolve(t.entries)) for t in found.solution.lookups):
-        if not isinstance(axis, Atom) or not isinstance(entries, Atom) or (axis not in maps and entries not in maps):
+        if not any(atom in maps for term in (axis, entries) for atom in atoms(term)):
             continue
         table = found.program.weights.array(key).to_numpy()
-        number = inverse(maps[axis], known(axis)) if axis in maps else np.arange(known(axis))
-        stays = maps.get(entries, np.arange(known(entries)))
+        number, stays = inverse(spread(axis, maps), known(axis)), spread(entries, maps)
+        if not isinstance(entries, Atom):
+            if (stays < 0).any() or (number[table[stays]] < 0).any():
+                raise FrozenAxis("cannot remove or add single entries of this index table", where=key,
+                                 got="a reshape splits its dimension")  # fmt: skip
+            tables[key] = number[table[stays]]
+            continue
         stays = stays[(stays >= 0) & (number[table[stays]] >= 0)]
         group = found[found.names[entries]] if entries in found.names else None
         if len(stays) < known(entries) and (group is None or group.frozen):
