@@ -301,7 +301,8 @@ TIMM = """
     crossvit_tiny_240 coat_lite_tiny maxvit_rmlp_pico_rw_256 edgenext_xx_small efficientformer_l1 fastvit_t8
     inception_next_atto hgnetv2_b0 repghostnet_050 visformer_tiny volo_d1_224 eva02_tiny_patch14_224
 """
-_TIMM_SIDES = {"crossvit_tiny_240": 240, "maxvit_rmlp_pico_rw_256": 256, "mobilevit_xxs": 128, "levit_128s": 224}
+_TIMM_SIDES = {"crossvit_tiny_240": 240, "maxvit_rmlp_pico_rw_256": 256, "mobilevit_xxs": 128, "levit_128s": 224,
+               "coat_lite_tiny": 224, "visformer_tiny": 224, "efficientformer_l1": 224}  # fmt: skip
 
 
 def timm_cases() -> Iterator[Case]:

@@ -28,7 +28,7 @@ FREE = {
 """Axes of which units can be removed, and then give what they give multiplied by 0."""
 
 
-def opened(block: str, **options: Any) -> tuple[nn.Module, gw.Program]:
+def opened(block: str, **options: Any) -> tuple[Any, Any]:
     torch.manual_seed(1)
     module = Network(BLOCKS[block]()).eval()
     return module, gw.from_torch(module, (torch.randn(2, 3, 4, 4),), sizes={"x": ("B", 3, 4, 4)}, **options)
@@ -180,7 +180,8 @@ def test_as_module_has_the_state_of_the_module(share):
 @pytest.mark.parametrize("share", [True, False])
 def test_as_module_loads_the_state_of_another_module(share):
     torch.manual_seed(3)
-    module, other, x = Stateful().eval(), Stateful().eval(), torch.randn(3, 4)
+    other: Any = Stateful().eval()
+    module, x = Stateful().eval(), torch.randn(3, 4)
     other.hidden.copy_(module.hidden)  # it is not in the state
     other.convolved[1].num_batches_tracked += 7
     other.order.copy_(torch.tensor([1, 1, 0, 2]))

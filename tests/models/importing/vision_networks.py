@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from torch.nn import functional
 
 def conv(ins: int, outs: int, kernel: int = 3, *, stride: int = 1, groups: int = 1, act: bool = True) -> nn.Sequential:
     """Convolution, batch norm with statistics that are not trivial, and an activation in place."""
-    norm = nn.BatchNorm2d(outs)
+    norm: Any = nn.BatchNorm2d(outs)
     with torch.no_grad():
         for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
             tensor.add_(torch.rand(outs))
@@ -101,6 +102,8 @@ class Scaled(nn.Module):
 
 class Windows(nn.Module):
     """Attention in shifted windows of 2 × 2 with a bias of relative positions and a mask, as in Swin."""
+
+    index: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()

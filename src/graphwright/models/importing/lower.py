@@ -83,11 +83,13 @@ class Lowered:
         known = {id(tensor): name for name, tensor in self.captured.tensors.items() if name in keys}
         found: dict[str, str | Variable] = {}
         for key, tensor in state.items():
-            found[key] = key if key in keys else known.get(id(tensor), "")
-            if not found[key]:
-                kind = Parameter if isinstance(tensor, torch.nn.Parameter) else Variable
-                found[key] = kind(self._array(tensor), tensor.requires_grad, key)
-                found[key].shared = self.share
+            name = key if key in keys else known.get(id(tensor))
+            if name is not None:
+                found[key] = name
+                continue
+            kind = Parameter if isinstance(tensor, torch.nn.Parameter) else Variable
+            found[key] = unread = kind(self._array(tensor), tensor.requires_grad, key)
+            unread.shared = self.share
         return found
 
     def _array(self, tensor: torch.Tensor) -> NDArray:
