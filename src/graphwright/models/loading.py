@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from graphwright.array import BY_TAG, CPU, DType, NDArray, Storage, dtype, empty
@@ -33,8 +33,8 @@ def match_keys(family: Architecture, dims: Any, checkpoint: Checkpoint, config: 
     keys: dict[str, str] = {}
     missing, misshapen = [], list[str]()
     for path, key, shape, names in family.weights(dims):
-        stored = written(key)
-        if stored not in have:
+        stored = next((k for k in _spellings(family, written(key)) if k in have), None)
+        if stored is None:
             missing.append(key)
             if len(missing) > MOST_MISSING:
                 have.clear()  # the keys that were not compared are not unexpected
@@ -47,8 +47,8 @@ def match_keys(family: Architecture, dims: Any, checkpoint: Checkpoint, config: 
     left = have - set(keys.values())
     unexpected = sorted(key for key in left if not any(re.search(p, key) for p in family.ignored))
     missing = _missing_tensors(family, dims, missing, checkpoint, written, unexpected, misshapen)
-    if getattr(dims, "tied", False) and written(TIED_HEAD) in unexpected:
-        unexpected.remove(written(TIED_HEAD))  # a copy of the embedding
+    if getattr(dims, "tied", False):
+        unexpected = [key for key in unexpected if key not in map(written, family.copies)]
     if missing or unexpected or misshapen:
         lines = [*(f"missing: {k}" for k in missing), *(f"unexpected: {k}" for k in unexpected), *misshapen]
         shown = "\n  ".join(lines[:20]) + (f"\n  ... {len(lines) - 20} more" if len(lines) > 20 else "")
@@ -56,6 +56,12 @@ def match_keys(family: Architecture, dims: Any, checkpoint: Checkpoint, config: 
                              where=str(config.path.parent), missing=missing, unexpected=unexpected, misshapen=misshapen,
                              fix="compare config.json with the weights: graphwright inspect DIR --tensors")  # fmt: skip
     return keys
+
+
+def _spellings(family: Architecture, key: str) -> Iterator[str]:
+    """Yield a key of a file, and its names in older files."""
+    yield key
+    yield from (key.removesuffix(new) + old for new, old in family.older if key.endswith(new))
 
 
 def _missing_tensors(

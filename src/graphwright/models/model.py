@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 
 LANGUAGE_MODEL = "causal-lm"
-IDS, MASK = "input_ids", "attention_mask"
 
 
 @checked
@@ -155,7 +154,7 @@ class Model:
 
         Args:
             main: the first input, without its name; a text is encoded, to ids [1, T], for a model of texts.
-            inputs: array-likes. `attention_mask` is ones by default.
+            inputs: array-likes. Some have a default, see `Architecture`: `attention_mask` is ones.
         Raises: FeedError naming every input that is missing, unknown, or of a wrong shape or dtype.
         """
         with exclusive(self.program):
@@ -164,11 +163,20 @@ class Model:
             given = dict(inputs) if main is None else {next(iter(specs)): main, **inputs}
             if isinstance(main, str):
                 given[next(iter(specs))] = [encoded(self, main)]
-            if MASK in specs and MASK not in given and IDS in given:
-                given[MASK] = np.ones(np.shape(given[IDS]), np.int64)
-            feeds, _ = check_feeds(p, given)
+            feeds, _ = check_feeds(p, {**given, **self._defaults(given)})
             plan = plan_for(p, {n: t.spec for n, t in feeds.items()}, p.output_names(), CompileOptions(freeze=True))
             return {name: found.to_numpy() for name, found in plan(feeds).items()}
+
+    def _defaults(self, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Return the default of each input that is not given, in the named sizes of the `given` inputs."""
+        p, sizes = self.program, dict[str, int]()
+        specs = {p.path(n): p.spec(n) for n in p.inputs()}
+        for name, array in given.items():
+            if name in specs:
+                specs[name].match(np.shape(array), sizes)
+        absent = {n: specs[n].bind(sizes) for n in self.arch.defaults if n in specs and n not in given}
+        known = {n: spec for n, spec in absent.items() if all(isinstance(d, int) for d in spec.shape)}
+        return {n: np.full(spec.sizes, self.arch.defaults[n], spec.dtype.numpy) for n, spec in known.items()}
 
     def run(
         self, ids: Any, *, keep: str | Sequence[Ref] = "all", capture: Collection[PatchPoint] = (),

@@ -18,7 +18,7 @@ from graphwright.errors import UsageError
 from graphwright.models import TensorMismatch, UnsupportedArchitecture
 from graphwright.program.errors import FeedError
 
-ORDINARY = ("bert", "opt", "vit", "resnet")
+ORDINARY = ("electra", "opt", "deit", "resnet")
 CASES = [pytest.param(name, marks=() if name in ORDINARY else pytest.mark.deep) for name in MODELS]
 THEIRS = {"ids": "input_ids", "positions": "position_ids"}
 
@@ -70,11 +70,11 @@ def test_outputs_match_transformers(name, imports, tmp_path):
 
 
 def test_second_opening_reads_the_cache_without_torch_or_transformers(imports, tmp_path):
-    saved("bert", tmp_path / "bert")
-    first = gw.open(tmp_path / "bert", tokenizer=False)
+    saved("electra", tmp_path / "electra")
+    first = gw.open(tmp_path / "electra", tokenizer=False)
     code = f"""
 import sys, graphwright as gw
-model = gw.open({str(tmp_path / "bert")!r}, tokenizer=False)
+model = gw.open({str(tmp_path / "electra")!r}, tokenizer=False)
 print(model.program.hash(), sorted(m for m in ("torch", "transformers") if m in sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -83,11 +83,11 @@ print(model.program.hash(), sorted(m for m in ("torch", "transformers") if m in 
 
 
 def test_changed_config_is_captured_again(imports, tmp_path):
-    saved("vit", tmp_path / "vit")
-    before = gw.open(tmp_path / "vit")
-    config = json.loads((tmp_path / "vit" / "config.json").read_text())
-    (tmp_path / "vit" / "config.json").write_text(json.dumps(config | {"hidden_act": "relu"}))
-    after = gw.open(tmp_path / "vit")
+    saved("deit", tmp_path / "deit")
+    before = gw.open(tmp_path / "deit")
+    config = json.loads((tmp_path / "deit" / "config.json").read_text())
+    (tmp_path / "deit" / "config.json").write_text(json.dumps(config | {"hidden_act": "relu"}))
+    after = gw.open(tmp_path / "deit")
     ops = [[p.op(n) for n in p.nodes()] for p in (before.program, after.program)]
     assert "gelu" in ops[0]
     assert "gelu" not in ops[1]
@@ -95,18 +95,18 @@ def test_changed_config_is_captured_again(imports, tmp_path):
 
 
 def test_damaged_cache_is_captured_again(imports, tmp_path):
-    saved("clip", tmp_path / "clip")
-    before = gw.open(tmp_path / "clip").program.hash()
+    saved("beit", tmp_path / "beit")
+    before = gw.open(tmp_path / "beit").program.hash()
     for path in imports.rglob("skeleton.json"):
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
-    assert gw.open(tmp_path / "clip").program.hash() == before
+    assert gw.open(tmp_path / "beit").program.hash() == before
 
 
 def test_wrong_inputs_name_the_expected_ones(imports, tmp_path):
-    saved("bert", tmp_path / "bert")
-    model = gw.open(tmp_path / "bert", tokenizer=False)
+    saved("electra", tmp_path / "electra")
+    model = gw.open(tmp_path / "electra", tokenizer=False)
     assert model.task == "masked-lm"
     with pytest.raises(FeedError, match="input_ids: missing"):
         model.outputs(pixels=np.zeros((1, 3)))
@@ -119,8 +119,8 @@ def test_wrong_inputs_name_the_expected_ones(imports, tmp_path):
 
 
 def test_saved_model_opens_as_it_was(imports, tmp_path):
-    saved("vit", tmp_path / "vit")
-    model = gw.open(tmp_path / "vit")
+    saved("deit", tmp_path / "deit")
+    model = gw.open(tmp_path / "deit")
     heads = [name for name in model.program.axes().names.values() if name.endswith("attention.heads")]
     assert len(heads) == 2
     model.save(tmp_path / "saved")
@@ -131,29 +131,29 @@ def test_saved_model_opens_as_it_was(imports, tmp_path):
 
 
 def test_missing_tensor_is_named(imports, tmp_path):
-    module = saved("vit", tmp_path / "vit")
+    module = saved("deit", tmp_path / "deit")
     state = {k: v for k, v in module.state_dict().items() if k != "classifier.bias"}
-    module.save_pretrained(tmp_path / "vit", state_dict=state)
+    module.save_pretrained(tmp_path / "deit", state_dict=state)
     with pytest.raises(TensorMismatch, match=r"missing: classifier\.bias"):
-        gw.open(tmp_path / "vit")
+        gw.open(tmp_path / "deit")
 
 
 def test_code_of_the_directory_is_not_run(imports, tmp_path):
-    saved("vit", tmp_path / "vit")
-    config = json.loads((tmp_path / "vit" / "config.json").read_text())
+    saved("deit", tmp_path / "deit")
+    config = json.loads((tmp_path / "deit" / "config.json").read_text())
     config |= {"architectures": ["Planted"], "auto_map": {"AutoModel": "planted.Planted"}}
-    (tmp_path / "vit" / "config.json").write_text(json.dumps(config))
-    (tmp_path / "vit" / "planted.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    (tmp_path / "deit" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "deit" / "planted.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     with pytest.raises(UnsupportedArchitecture, match="Planted"):
-        gw.open(tmp_path / "vit")
+        gw.open(tmp_path / "deit")
     assert not (tmp_path / "ran").exists()
-    assert Path(tmp_path / "vit").is_dir()
+    assert Path(tmp_path / "deit").is_dir()
 
 
 def test_edit_undo_and_training_leave_the_files(imports, tmp_path):
-    saved("vit", tmp_path / "vit")
-    raw = (tmp_path / "vit" / "model.safetensors").read_bytes()
-    model = gw.open(tmp_path / "vit")
+    saved("deit", tmp_path / "deit")
+    raw = (tmp_path / "deit" / "model.safetensors").read_bytes()
+    model = gw.open(tmp_path / "deit")
     images = np.random.default_rng(0).normal(size=(2, 3, 32, 32)).astype("f4")
     before, start = model(images)["logits"], model.program.hash()
     with model.edit("without a block") as e:
@@ -162,7 +162,7 @@ def test_edit_undo_and_training_leave_the_files(imports, tmp_path):
     model.undo()
     assert model.program.hash() == start
     np.testing.assert_array_equal(model(images)["logits"], before)
-    assert (tmp_path / "vit" / "model.safetensors").read_bytes() == raw
+    assert (tmp_path / "deit" / "model.safetensors").read_bytes() == raw
 
 
 @pytest.mark.parametrize("name", ["vit", pytest.param("modernbert", marks=pytest.mark.deep)])

@@ -163,6 +163,9 @@ class Architecture:
         buffers: paths of weights that are not trained, such as running statistics; they are consts of the program.
         imported: report of how a class without a template was captured.
         task: what the models compute; `causal-lm` predicts the next token, so its models generate text.
+        defaults: dict from input to the number that `Model.outputs` fills it with if it is not given.
+        copies: dict from the key of a tensor that some files repeat to the path of the weight that it equals.
+        older: pairs of endings of keys: those of the class, and those of older files.
     """
 
     name: str
@@ -182,6 +185,9 @@ class Architecture:
     buffers: frozenset[str] = frozenset()
     imported: Report | None = None
     task: str = "causal-lm"
+    defaults: Mapping[str, int] = field(default_factory=lambda: {"attention_mask": 1})
+    copies: Mapping[str, str] = field(default_factory=lambda: {"lm_head.weight": "embed.weight"})
+    older: tuple[tuple[str, str], ...] = ()
 
     def weights(self, dims: Any) -> Iterator[tuple[str, str, tuple[int, ...], tuple[str, ...]]]:
         """Yield (param path, checkpoint key, shape, dimension names of its axes) of each weight, for sizes `dims`."""

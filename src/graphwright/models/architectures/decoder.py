@@ -197,16 +197,16 @@ class DecoderBuilder:
 
     def __init__(self, b: Builder, dims: Decoder, params: Mapping[str, Value], compute: DType) -> None:
         self.b, self.dims, self.params, self.compute = b, dims, params, compute
-        self._cast: dict[str, Value] = {}
+        self._cast: dict[Value, Value] = {}
 
     def weight(self, path: str) -> Value:
         """Return a weight in the compute dtype."""
         value = self.params[path]
         if self.b.spec(value).dtype is self.compute:
             return value
-        if path not in self._cast:
-            self._cast[path] = self.b.cast(value, dtype=self.compute, name=f"{path}.cast")
-        return self._cast[path]
+        if value not in self._cast:
+            self._cast[value] = self.b.cast(value, dtype=self.compute, name=f"{path}.cast")
+        return self._cast[value]
 
     def linear(self, x: Value, path: str) -> Value:
         """Apply the matrix of `path`, and its bias if there is one."""
@@ -262,12 +262,22 @@ class DecoderBuilder:
         v = self.heads(v, d.kv_heads, f"{path}.v", False)
         if tables is not None:
             q, k = self.rotated(q, tables, f"{path}.rope_q"), self.rotated(k, tables, f"{path}.rope_k")
-        scale = d.head_dim**-0.5 if d.score_scale is None else d.score_scale
-        scale = scale[layer] if isinstance(scale, tuple) else scale
-        o = b.sdpa(q, k, v, scale=scale, window=d.windows[layer], softcap=d.score_cap, name=f"{path}.sdpa")
+        o = self.attend(q, k, v, layer)
         rows = b.permute(o, axes=(0, 2, 1, 3), name=f"{path}.sdpa_rows")
         o = self.linear(b.flatten(rows, start=2, end=3, name=f"{path}.sdpa_merged"), f"{path}.o")
         return self.norm(o, f"{path}.post_norm")
+
+    def attend(self, q: Value, k: Value, v: Value, layer: int) -> Value:
+        """Return the results of the heads [B, H, T, D]."""
+        d = self.dims
+        return self.b.sdpa(q, k, v, scale=self.score_scale(layer), window=d.windows[layer], softcap=d.score_cap,
+                           name=f"layers.{layer}.attn.sdpa")  # fmt: skip
+
+    def score_scale(self, layer: int) -> float:
+        """Return the factor of scores in a layer."""
+        d = self.dims
+        scale = d.head_dim**-0.5 if d.score_scale is None else d.score_scale
+        return scale[layer] if isinstance(scale, tuple) else scale
 
     def projection(self, h: Value, path: str, norm: bool) -> Value:
         """Return q, k or v before the split into heads; `norm` is False for v."""
@@ -283,12 +293,15 @@ class DecoderBuilder:
 
     def mlp(self, h: Value, path: str) -> Value:
         """Return down(act(gate h) ⊙ up h) with the matrices of `path`, or down(act(up h)) without a gate."""
-        b = self.b
-        op, attrs = ACTIVATIONS[self.dims.activation]
         if f"{path}.gate.weight" not in self.params:
-            return self.linear(b.op(op, self.linear(h, f"{path}.up"), name=f"{path}.act", **attrs), f"{path}.down")
-        act = b.op(op, self.linear(h, f"{path}.gate"), name=f"{path}.act", **attrs)
-        return self.linear(b.mul(act, self.linear(h, f"{path}.up"), name=f"{path}.mul"), f"{path}.down")
+            return self.linear(self.activated(self.linear(h, f"{path}.up"), f"{path}.act"), f"{path}.down")
+        act = self.activated(self.linear(h, f"{path}.gate"), f"{path}.act")
+        return self.linear(self.b.mul(act, self.linear(h, f"{path}.up"), name=f"{path}.mul"), f"{path}.down")
+
+    def activated(self, x: Value, path: str, kind: str = "") -> Value:
+        """Apply an activation of `ACTIVATIONS`, by default that of the MLP."""
+        op, attrs = ACTIVATIONS[kind or self.dims.activation]
+        return self.b.op(op, x, name=path, **attrs)
 
 
 def build_decoder(

@@ -8,7 +8,10 @@ from difflib import get_close_matches
 
 from graphwright.arguments import checked
 from graphwright.errors import UsageError
+from graphwright.models.architectures.albert import ALBERT
 from graphwright.models.architectures.architecture import Architecture, Config
+from graphwright.models.architectures.bert import BERT, ROBERTA, XLM_ROBERTA
+from graphwright.models.architectures.distilbert import DISTILBERT
 from graphwright.models.architectures.families import FAMILIES
 from graphwright.models.architectures.gemma import GEMMA_FAMILIES
 from graphwright.models.architectures.gpt2 import GPT2
@@ -18,11 +21,9 @@ from graphwright.models.architectures.phi3 import PHI3
 from graphwright.models.errors import UnsupportedArchitecture
 from graphwright.plugins import load_plugins
 
-_registry = {
-    name: arch
-    for arch in (*FAMILIES, *GEMMA_FAMILIES, PHI3, OLMO2, OLMO3, GPT2, *MOE_FAMILIES)
-    for name in (*arch.classes, *arch.model_types)
-}
+_DECODERS = (*FAMILIES, *GEMMA_FAMILIES, PHI3, OLMO2, OLMO3, GPT2, *MOE_FAMILIES)
+_ENCODERS = (*BERT, *ROBERTA, *XLM_ROBERTA, *DISTILBERT, *ALBERT)
+_registry = {name: arch for arch in (*_DECODERS, *_ENCODERS) for name in (*arch.classes, *arch.model_types)}
 
 
 @checked

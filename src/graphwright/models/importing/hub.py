@@ -19,19 +19,11 @@ from typing import Any
 from graphwright.array import DType
 from graphwright.errors import MissingExtra
 from graphwright.models.architectures.architecture import Architecture, Config
+from graphwright.models.architectures.tasks import task_of
 from graphwright.models.errors import UnsupportedArchitecture
 from graphwright.models.importing.report import Imported
 from graphwright.models.importing.skeleton import Skeleton, load_skeleton, save_skeleton, skeleton_of
 
-_TASKS = {
-    "ForCausalLM": "causal-lm", "LMHeadModel": "causal-lm", "ForMaskedLM": "masked-lm", "ForPreTraining": "pretraining",
-    "ForConditionalGeneration": "sequence-to-sequence", "ForSequenceClassification": "sequence-classification",
-    "ForTokenClassification": "token-classification", "ForQuestionAnswering": "question-answering",
-    "ForImageClassification": "image-classification", "ForMultipleChoice": "multiple-choice",
-    "ForAudioClassification": "audio-classification", "ForCTC": "speech-recognition",
-    "ForSemanticSegmentation": "semantic-segmentation", "ForDepthEstimation": "depth-estimation",
-}  # fmt: skip
-"""End of a class name -> task."""
 _NAMES = {"input_ids": "ids", "position_ids": "positions"}
 """Inputs of causal language models, by transformers' names and by those of every language model here."""
 
@@ -264,11 +256,6 @@ def file_keys(module: Any, files: Collection[str]) -> dict[str, str]:
                                           fix="load them with transformers and use graphwright.from_torch")  # fmt: skip
         found.setdefault(name, key)
     return found
-
-
-def task_of(name: str) -> str:
-    """Return the task of a class by the end of its name; `features` for a model without a head."""
-    return next((task for end, task in _TASKS.items() if name.endswith(end)), "features")
 
 
 def meta_module(made: Any, hub_config: Any, dtype: Any) -> tuple[Any, dict[str, Any]]:

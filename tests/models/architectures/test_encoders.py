@@ -1,0 +1,258 @@
+"""Templates of encoders beside their classes of transformers: outputs, units, files, configs, and imports."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from encoders import SAMPLES, Saved, feeds_of, make, saved
+from safetensors.numpy import load_file, save_file
+
+import graphwright as gw
+from axis_samples import agree
+from graphwright.models import ConfigError, TensorMismatch, architectures
+from graphwright.models.architectures.architecture import Config
+from graphwright.models.export.write import write_model
+from graphwright.models.importing.hub import imported
+from graphwright.models.open import config_from
+from graphwright.safetensors import Checkpoint
+
+ALL = list(SAMPLES)
+SOME = [pytest.param(name, marks=[pytest.mark.deep] if sample.deep else []) for name, sample in SAMPLES.items()]
+
+
+def opened(name: str, **options: Any) -> gw.Model:
+    return gw.open(saved(name).path, tokenizer=False, **options)
+
+
+def close(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray], rtol: float) -> None:
+    """Compare outputs: ‖ours - theirs‖ / ‖theirs‖ of each."""
+    for name, found in ours.items():
+        assert found.shape == theirs[name].shape
+        assert np.linalg.norm(found - theirs[name]) < rtol * np.linalg.norm(theirs[name]), name
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_outputs_have_the_names_and_values_of_transformers(name: str) -> None:
+    c, m = saved(name), opened(name)
+    assert m.arch.imported is None
+    wide = opened(name, dtype="float64", compute="float64")
+    for batch, length in ((2, 9), (1, 13)):
+        feeds = feeds_of(c.sample, m.program.input_names(), batch, length)
+        theirs = c.outputs(feeds)
+        assert set(m.program.output_names()) == theirs.keys()
+        close(m(**feeds), theirs, 1e-6)
+        exact = {n: a.astype("f8") if a.dtype.kind == "f" else a for n, a in feeds.items()}
+        close(wide(**exact), c.outputs(exact, torch.float64), 1e-12)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_low_precision_is_near_float32(name: str) -> None:
+    m, low = opened(name), opened(name, dtype="bfloat16", compute="bfloat16")
+    feeds = feeds_of(saved(name).sample, m.program.input_names())
+    close({n: np.asarray(a, "f4") for n, a in low(**feeds).items()}, m(**feeds), 0.2)
+
+
+@pytest.mark.parametrize("name", [n for n in ALL if not SAMPLES[n].images])
+def test_absent_inputs_are_a_mask_of_ones_and_types_of_zeros(name: str) -> None:
+    c, m = saved(name), opened(name)
+    ids = feeds_of(c.sample, ("input_ids",))
+    close(m(**ids), c.outputs(ids), 1e-6)
+    close(m(ids["input_ids"]), c.outputs(ids), 1e-6)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_unchanged_model_is_written_back_byte_by_byte(name: str, tmp_path: Path) -> None:
+    m = opened(name)
+    assert not any(m.program.weights.array(k).storage.touched for k in m.keys.values())
+    write_model(m, tmp_path)
+    for file in ("config.json", "model.safetensors"):
+        assert (tmp_path / file).read_bytes() == (saved(name).path / file).read_bytes()
+    stored = load_file(tmp_path / "model.safetensors")
+    assert m.inspect().parameters == sum(t.size for t in stored.values())
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_masked_and_cut_units_of_every_kind_are_equal(name: str) -> None:
+    m = opened(name, dtype="float64", compute="float64")
+    p, kinds = m.program, set()
+    feeds = feeds_of(saved(name).sample, p.input_names())
+    feeds = {n: a.astype("f8") if a.dtype.kind == "f" else a for n, a in feeds.items()}
+    for group in list(p.axes().values()):
+        if group.frozen or group.mixed or group.atoms == () or ".0." in group.name:
+            continue
+        several = range(int(group.atoms[1].size)) if len(group.atoms) > 1 else [0, group.size // 2]
+        agree(p, group.units(several if group.size > 2 else [1]), feeds, 1e-10)
+        kinds |= set(group.kinds)
+    assert kinds >= {"neurons", "heads"}
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_pruned_heads_and_neurons_are_kept_by_a_saved_model(name: str, tmp_path: Path) -> None:
+    m = opened(name)
+    feeds = feeds_of(saved(name).sample, m.program.input_names())
+    before = m(**feeds)
+    m.select("**.attn").heads[[1]].prune()
+    m.select("**.mlp").neurons[3:8].prune()
+    after = m(**feeds)
+    assert not np.allclose(next(iter(after.values())), next(iter(before.values())), atol=1e-3)
+    m.save(tmp_path / "saved")
+    again = gw.open(tmp_path / "saved", tokenizer=False)
+    assert again.task == m.task
+    close(again(**feeds), after, 1e-7)
+    m.undo(2)
+    for found, expected in zip(m(**feeds).values(), before.values(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def units(p: gw.Program) -> dict[str, int]:
+    """Number of units of all axes that a cut may change, by kind."""
+    found: dict[str, int] = {}
+    for group in p.axes().values():
+        if not group.frozen and group.kind in ("heads", "kv_groups", "neurons", "channels"):
+            found[group.kind] = found.get(group.kind, 0) + group.size
+    return found
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_the_template_and_the_import_of_a_class_are_one_function(name: str, monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    c, m = saved(name), opened(name)
+    config, files = Config.read(c.path), tuple(Checkpoint(c.path / "model.safetensors"))
+    other = gw.open(c.path, tokenizer=False, arch=imported(config, "float32", files))
+    assert other.arch.imported is not None
+    assert (m.task, m.program.output_names()) == (other.task, other.program.output_names())
+    assert set(other.program.input_names()) == set(m.program.input_names()) - {"token_type_ids"}
+    feeds = feeds_of(c.sample, other.program.input_names())
+    close(m(**feeds), other(**feeds), 1e-6)
+    assert units(m.program) == units(other.program)
+
+
+def test_opening_imports_neither_torch_nor_transformers() -> None:
+    paths = [str(saved(name).path) for name in ALL if not SAMPLES[name].deep]
+    code = f"""
+import sys, graphwright as gw
+print([gw.open(path, tokenizer=False).task for path in {paths!r}])
+print(sorted(m for m in ("torch", "transformers") if m in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+# -- configs -----------------------------------------------------------------------------------------------------------
+SIZES = {"vocab": "vocab_size", "hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads",
+         "mlp": "intermediate_size", "positions": "max_position_embeddings", "types": "type_vocab_size",
+         "eps": "layer_norm_eps", "tied": "tie_word_embeddings", "activation": "hidden_act"}  # fmt: skip
+STEMS = {SAMPLES[name].config: name for name in ALL}
+
+
+@pytest.mark.parametrize("config", STEMS)
+def test_absent_fields_have_the_defaults_of_the_class(config: str) -> None:
+    theirs: Any = getattr(transformers, config)()
+    name = SAMPLES[STEMS[config]].model
+    dims: Any = architectures()[name].read(config_from({"architectures": [name]}))
+    for ours, field in SIZES.items():
+        if hasattr(theirs, field) and hasattr(dims, ours):
+            assert getattr(dims, ours) == getattr(theirs, field), field
+    assert dims.labels == theirs.num_labels
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("BertModel", "position_embedding_type", "relative_key"), ("BertModel", "is_decoder", True),
+        ("BertModel", "add_cross_attention", True), ("BertModel", "num_attention_heads", 5),
+        ("BertModel", "hidden_act", "mish"), ("BertModel", "layer_norm_eps", 0), ("BertModel", "id2label", []),
+    ],
+)  # fmt: skip
+def test_fields_that_are_not_supported_are_refused_by_name(name: str, field: str, value: Any, tmp_path: Path) -> None:
+    edit_config(copied(name, tmp_path), **{field: value})
+    with pytest.raises(ConfigError, match=field):
+        gw.open(tmp_path / name, tokenizer=False)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+def copied(name: str, directory: Path) -> Path:
+    return Path(shutil.copytree(saved(name).path, directory / name))
+
+
+def edit_config(path: Path, **fields: Any) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, **fields}))
+
+
+def renamed(path: Path, change: Any, **more: np.ndarray) -> None:
+    """Change the keys of a checkpoint, and add tensors."""
+    tensors = load_file(path / "model.safetensors")
+    made = {change(key): t for key, t in tensors.items()}
+    save_file({**made, **{k.replace("__", "."): t for k, t in more.items()}}, path / "model.safetensors",
+              {"format": "pt"})  # fmt: skip
+
+
+def old_norms(key: str) -> str:
+    return key.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+
+
+def check_file(name: str, path: Path, expected: Saved) -> gw.Model:
+    """Open a changed file: the outputs are as before, and it is written back byte by byte."""
+    m = gw.open(path, tokenizer=False)
+    feeds = feeds_of(expected.sample, m.program.input_names())
+    close(m(**feeds), expected.outputs(feeds), 1e-6)
+    out = path.with_name("out")
+    out.mkdir()
+    write_model(m, out)
+    assert (out / "model.safetensors").read_bytes() == (path / "model.safetensors").read_bytes()
+    return m
+
+
+def test_old_names_of_norms_are_read_and_kept(tmp_path: Path) -> None:
+    path = copied("BertForMaskedLM", tmp_path)
+    renamed(path, old_norms)
+    m = check_file("BertForMaskedLM", path, saved("BertForMaskedLM"))
+    assert m.keys["embed.norm.weight"].endswith("gamma")
+
+
+def test_a_file_of_pretraining_has_tensors_that_other_classes_ignore(tmp_path: Path) -> None:
+    """As bert-base-uncased has: the pooler, the second head, copies of tied tensors, and positions."""
+    c = saved("BertForMaskedLM")
+    stored = load_file(c.path / "model.safetensors")
+    path = copied("BertForMaskedLM", tmp_path)
+    more = {"bert__pooler__dense__weight": np.ones((24, 24), "f4"),
+            "cls__seq_relationship__weight": np.ones((2, 24), "f4"),
+            "cls__predictions__decoder__weight": stored["bert.embeddings.word_embeddings.weight"],
+            "cls__predictions__decoder__bias": stored["cls.predictions.bias"],
+            "bert__embeddings__position_ids": np.arange(17)[None]}  # fmt: skip
+    renamed(path, lambda key: key, **more)
+    check_file("BertForMaskedLM", path, c)
+    save_file({**load_file(path / "model.safetensors"), "bert.other.weight": np.ones(3, "f4")},
+              path / "model.safetensors", {"format": "pt"})  # fmt: skip
+    with pytest.raises(TensorMismatch, match=r"unexpected: bert\.other\.weight"):
+        gw.open(path, tokenizer=False)
+
+
+def test_the_base_model_opens_a_file_with_and_without_its_prefix(tmp_path: Path) -> None:
+    c = saved("BertModel")
+    assert not any(key.startswith("bert.") for key in load_file(c.path / "model.safetensors"))
+    path = copied("BertModel", tmp_path)
+    renamed(path, lambda key: f"bert.{key}")
+    check_file("BertModel", path, c)
+
+
+def test_a_config_without_classes_stands_for_the_base_model(tmp_path: Path) -> None:
+    path = copied("BertModel", tmp_path)
+    edit_config(path, architectures=None)
+    assert gw.open(path, tokenizer=False).program.output_names() == ("last_hidden_state", "pooler_output")
+
+
+def test_an_untied_head_has_a_matrix_and_a_bias_of_its_own(tmp_path: Path) -> None:
+    c = make(tmp_path / "untied", SAMPLES["BertForMaskedLM"], tie_word_embeddings=False)
+    m = check_file("BertForMaskedLM", c.path, c)
+    assert m.keys["lm_head.bias"] == "cls.predictions.decoder.bias"
