@@ -17,6 +17,8 @@ HEADS = 3
 TEXT = {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": HEADS,
         "intermediate_size": 20, "max_position_embeddings": 17, "pad_token_id": 0, "bos_token_id": 1,
         "eos_token_id": 2}  # fmt: skip
+IMAGES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": HEADS, "intermediate_size": 20,
+          "image_size": 14, "patch_size": 4, "num_channels": 2}  # fmt: skip
 LABELS = {"num_labels": 5}
 
 
@@ -34,6 +36,11 @@ class Sample:
     model: str
     fields: dict[str, Any]
     deep: bool = True
+
+    @property
+    def exact(self) -> float:
+        """Relative difference of float64 outputs: transformers rotates in float32."""
+        return 2e-7 if self.config.startswith("ModernBert") else 1e-12
 
     @property
     def images(self) -> bool:
@@ -66,6 +73,48 @@ SAMPLES: dict[str, Sample] = {
         ("ForTokenClassification",),
     ),
     **_family("Albert", TEXT | {"embedding_size": 14}, TASKS, ("ForMaskedLM",)),
+    **_family(
+        "ModernBert",
+        {**TEXT, "cls_token_id": 1, "sep_token_id": 2, "num_hidden_layers": 4, "local_attention": 4},
+        TASKS,
+        ("ForMaskedLM",),
+    ),
+    **_family("ViT", IMAGES, ("Model", "ForImageClassification"), ("ForImageClassification",)),
+    **_family("Dinov2", IMAGES | {"mlp_ratio": 2}, ("Model", "ForImageClassification"), ("ForImageClassification",)),
+    **_family("CLIPVision", IMAGES | {"projection_dim": 10}, ("Model", "ModelWithProjection"), ("Model",)),
+    **_family("SiglipVision", IMAGES, ("Model",), ("Model",)),
+    "ViT, oblong": Sample(
+        "ViTConfig",
+        "ViTModel",
+        IMAGES
+        | {
+            "image_size": [12, 20],
+            "patch_size": [4, 5],
+            "qkv_bias": False,
+            "pooler_output_size": 14,
+            "pooler_act": "relu",
+        },
+    ),
+    "Dinov2, gated": Sample("Dinov2Config", "Dinov2Model", IMAGES | {"use_swiglu_ffn": True}),
+    "SiglipVision, no pooler": Sample("SiglipVisionConfig", "SiglipVisionModel", IMAGES | {"vision_use_head": False}),
+    "ModernBert, biases": Sample(
+        "ModernBertConfig",
+        "ModernBertForSequenceClassification",
+        {
+            **TEXT,
+            **LABELS,
+            "cls_token_id": 1,
+            "sep_token_id": 2,
+            "local_attention": 6,
+            "norm_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "classifier_bias": True,
+            "classifier_pooling": "mean",
+            "classifier_activation": "silu",
+            "hidden_activation": "gelu_new",
+        },
+    ),
 }
 
 
@@ -110,8 +159,8 @@ def feeds_of(sample: Sample, names: tuple[str, ...], batch: int = 2, length: int
     rng, found = np.random.default_rng(batch), {}
     for name in names:
         if name == "pixel_values":
-            size = sample.fields["image_size"]
-            found[name] = rng.normal(size=(batch, sample.fields.get("num_channels", 3), size, size)).astype("f4")
+            size = np.broadcast_to(sample.fields["image_size"], 2)
+            found[name] = rng.normal(size=(batch, sample.fields["num_channels"], *size)).astype("f4")
         elif name == "token_type_ids":
             found[name] = rng.integers(0, sample.fields.get("type_vocab_size", 2), (batch, length))
         else:

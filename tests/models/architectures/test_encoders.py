@@ -51,7 +51,7 @@ def test_outputs_have_the_names_and_values_of_transformers(name: str) -> None:
         assert set(m.program.output_names()) == theirs.keys()
         close(m(**feeds), theirs, 1e-6)
         exact = {n: a.astype("f8") if a.dtype.kind == "f" else a for n, a in feeds.items()}
-        close(wide(**exact), c.outputs(exact, torch.float64), 1e-12)
+        close(wide(**exact), c.outputs(exact, torch.float64), c.sample.exact)
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -77,7 +77,8 @@ def test_an_unchanged_model_is_written_back_byte_by_byte(name: str, tmp_path: Pa
     for file in ("config.json", "model.safetensors"):
         assert (tmp_path / file).read_bytes() == (saved(name).path / file).read_bytes()
     stored = load_file(tmp_path / "model.safetensors")
-    assert m.inspect().parameters == sum(t.size for t in stored.values())
+    read = {key: t for key, t in stored.items() if not key.endswith("mask_token")}
+    assert m.inspect().parameters == sum(t.size for t in read.values())
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -122,6 +123,10 @@ def units(p: gw.Program) -> dict[str, int]:
     return found
 
 
+PLAIN = {"SiglipVisionModel": {"heads": 3, "neurons": 24}}
+"""Units of what the import leaves as plain ops: the attention of the pooler, and the entries of its query."""
+
+
 @pytest.mark.parametrize("name", SOME)
 def test_the_template_and_the_import_of_a_class_are_one_function(name: str, monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -133,7 +138,8 @@ def test_the_template_and_the_import_of_a_class_are_one_function(name: str, monk
     assert set(other.program.input_names()) == set(m.program.input_names()) - {"token_type_ids"}
     feeds = feeds_of(c.sample, other.program.input_names())
     close(m(**feeds), other(**feeds), 1e-6)
-    assert units(m.program) == units(other.program)
+    plain = PLAIN.get(name, {})
+    assert units(m.program) == {kind: n + plain.get(kind, 0) for kind, n in units(other.program).items()}
 
 
 def test_opening_imports_neither_torch_nor_transformers() -> None:

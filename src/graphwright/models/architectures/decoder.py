@@ -229,7 +229,7 @@ class DecoderBuilder:
     def scalar(self, name: str, value: float) -> Value:
         """Add a number as a constant in the compute dtype, rounded to float32 before if that is narrower."""
         exact = np.float64(value) if self.compute is float64 else np.float32(value)
-        return self.b.const(name, as_array(np.asarray(exact), self.compute))
+        return self.b.const(name, as_array(np.asarray(exact), self.compute) if self.compute.is_low else exact)
 
     def capped(self, x: Value, cap: float, path: str) -> Value:
         """Return cap·tanh(x / cap), by nodes named `<path>.…`."""

@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from graphwright.array import DType, bool_, int64
 from graphwright.models.architectures.architecture import Architecture, Config, WeightKey
-from graphwright.models.architectures.decoder import ACTIVATIONS, Decoder, DecoderBuilder
+from graphwright.models.architectures.decoder import ACTIVATIONS, Decoder, DecoderBuilder, rope_tables
 from graphwright.models.architectures.tasks import task_of
 from graphwright.models.errors import ConfigError
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class Encoder(Decoder):
     """Dimensions and flags of an encoder: those of a `Decoder`'s blocks, and of embeddings and heads.
 
-    In addition to the norms of a decoder, a block may have a norm of the sum after a branch (`sum_norm`).
+    In addition to the norms of a decoder, a block may have a norm of the sum after a branch (`sum_norm`). In a layer
+    with the window w, a token sees w others on each side.
 
     Attributes:
         width: of the embeddings of tokens; a matrix maps them to `hidden` if it has another size.
@@ -33,7 +34,9 @@ class Encoder(Decoder):
         pad: the token that is not counted, if positions count tokens from `pad` + 1 on; else None.
         labels: number of labels of a classifier.
         answers: logits per token of a question answering head: start and end.
-        head_activation: of the head's dense layer, unless the class has another one.
+        mean: whether a classifier of sequences reads the mean over tokens instead of the first token.
+        head_activation, pooler_activation: of the head's dense layer, unless the class has another one, and of the
+            pooler.
     """
 
     width: int = 0
@@ -41,13 +44,20 @@ class Encoder(Decoder):
     pad: int | None = None
     labels: int = 2
     answers: int = 2
+    mean: bool = False
     head_activation: str = "gelu"
+    pooler_activation: str = "tanh"
 
     @property
     def typed(self) -> bool:
         """True if the model has embeddings of token types."""
         return self.types > 0
 
+
+QUICK_GELU = "quick_gelu"
+"""Name of the activation x·σ(1.702x)."""
+
+Dims = TypeVar("Dims", bound=Encoder)
 
 NAMES = {
     "hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads", "mlp": "intermediate_size",
@@ -58,8 +68,8 @@ NAMES = {
 
 def read_encoder(
     config: Config, names: Mapping[str, str], defaults: Mapping[str, int], *, eps: float | None,
-    activation: tuple[str, str], pad: int | None = None, **more: Any,
-) -> Encoder:  # fmt: skip
+    activation: tuple[str, str], make: type[Dims] = Encoder, **more: Any,
+) -> Dims:  # fmt: skip
     """Read dimensions from a config.
 
     Args:
@@ -67,8 +77,7 @@ def read_encoder(
         names: dict from dimension to config field.
         defaults: the family's sizes for absent fields, by dimension.
         eps: of norms, if the field is absent; `activation` is (config field, default).
-        pad: as in `Encoder`.
-        more: further fields of the result.
+        more: further fields of the result, a `make`.
     Raises: ConfigError.
     """
     for name, neutral in _NEUTRAL.items():
@@ -80,13 +89,14 @@ def read_encoder(
     if hidden % heads:
         raise ConfigError(f"{names['hidden']} is not a multiple of {names['heads']}", where=str(config.path),
                           expected=f"a multiple of {heads}", got=hidden)  # fmt: skip
-    chosen = config.choice(*activation, tuple(ACTIVATIONS))
-    wanted = {"head_activation": chosen, "width": hidden, "tied": config.flag("tie_word_embeddings", True),
-              "eps": config.number(names["eps"], eps, 1e38) if "eps" in names else eps, **sizes, **more}  # fmt: skip
-    return Encoder(
-        kv_heads=heads, head_dim=hidden // heads, activation=chosen, rope=None, windows=(None,) * sizes["layers"],
-        norm="layer", pad=pad, labels=read_labels(config), **wanted,
-    )  # fmt: skip
+    chosen = config.choice(*activation, (*ACTIVATIONS, QUICK_GELU))
+    fields: dict[str, Any] = {
+        "kv_heads": heads, "head_dim": hidden // heads, "activation": chosen, "head_activation": chosen,
+        "rope": None, "windows": (None,) * sizes["layers"], "width": hidden, "norm": "layer",
+        "labels": read_labels(config), "tied": config.flag("tie_word_embeddings", True),
+        "eps": config.number(names["eps"], eps, 1e38) if "eps" in names else eps,
+    }  # fmt: skip
+    return make(**{**fields, **sizes, **more})
 
 
 _NEUTRAL = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
@@ -133,20 +143,73 @@ class EncoderBuilder(DecoderBuilder):
     mask: Value | None = None
     """Which tokens are not padding, bool [B, T]; None if all are."""
 
+    def __init__(self, b: Builder, dims: Encoder, params: Mapping[str, Value], compute: DType) -> None:
+        super().__init__(b, dims, params, compute)
+        self.bands: dict[int, Value] = {}
+
     def attend(self, q: Value, k: Value, v: Value, layer: int) -> Value:
-        """Return the results of the heads, each query of which sees all keys that are not padding."""
+        """Return the results of the heads, each query of which sees the keys in its window that are not padding."""
         given = {"key_mask": self.mask} if self.mask is not None else {}
+        window = self.dims.windows[layer]
+        if window is not None:
+            given["bias"] = self.band(window)
         return self.b.sdpa(q, k, v, *given.values(), scale=self.score_scale(layer), causal=False,
                            optional=tuple(given), name=f"layers.{layer}.attn.sdpa")  # fmt: skip
 
+    def attention(self, x: Value, layer: int, tables: tuple[Value, Value] | None) -> Value:
+        """Return the attention branch for the residual stream `x`."""
+        return self.scaled(super().attention(x, layer, tables), f"layers.{layer}.attn")
+
+    def block(self, x: Value, layer: int) -> Value:
+        """Return the branch after the attention for the residual stream `x`."""
+        return self.scaled(super().block(x, layer), f"layers.{layer}.mlp")
+
+    def scaled(self, x: Value, path: str) -> Value:
+        """Multiply the result of a branch by its scales, one per channel, if there are any."""
+        if f"{path}.scale" not in self.params:
+            return x
+        return self.b.mul(x, self.weight(f"{path}.scale"), name=f"{path}.scaled")
+
+    def activated(self, x: Value, path: str, kind: str = "") -> Value:
+        """Apply an activation, by default that of the MLP."""
+        if (kind or self.dims.activation) != QUICK_GELU:
+            return super().activated(x, path, kind)
+        steep = self.b.mul(x, self.scalar(f"{path}.slope", 1.702), name=f"{path}.steep")
+        return self.b.mul(x, self.b.sigmoid(steep, name=f"{path}.sigmoid"), name=path)
+
+    def band(self, window: int) -> Value:
+        """Return which keys each query sees, |i - j| ≤ `window`, bool [1, 1, T, T]."""
+        if window not in self.bands:
+            b, path = self.b, f"band_{window}"
+            rows = b.iota(self.mask, axis=1, name=path)
+            across, down = (b.unsqueeze(rows, axes=(axis,), name=f"{path}.{name}")
+                            for axis, name in enumerate(("keys", "queries")))  # fmt: skip
+            apart = b.abs(b.sub(down, across, name=f"{path}.offsets"), name=f"{path}.apart")
+            near = b.le(apart, b.const(f"{path}.size", np.asarray(window, np.int64)), name=f"{path}.near")
+            self.bands[window] = b.unsqueeze(near, axes=(0, 1), name=f"{path}.mask")
+        return self.bands[window]
+
     def layers(self, x: Value) -> Value:
         """Return the residual stream after all layers and the final norm, if there is one."""
+        tables, local = self.tables()
         for i in range(self.dims.layers):
-            mid = self.b.junction(x, self.attention(x, i, None), name=f"layers.{i}.mid")
-            mid = self.norm(mid, f"layers.{i}.attn.sum_norm")
+            branch = self.attention(x, i, local if self.dims.local[i] else tables)
+            mid = self.norm(self.b.junction(x, branch, name=f"layers.{i}.mid"), f"layers.{i}.attn.sum_norm")
             out = self.b.junction(mid, self.block(mid, i), name=f"layers.{i}.out")
             x = self.norm(out, f"layers.{i}.mlp.sum_norm")
         return self.norm(x, "norm")
+
+    def tables(self) -> tuple[tuple[Value, Value] | None, tuple[Value, Value] | None]:
+        """Return the tables of RoPE of layers without and with a window, if layers rotate q and k."""
+        d = self.dims
+        if d.rope is None:
+            return None, None
+        rows = self.b.iota(self.mask, axis=1, name="positions.row")
+        positions = self.b.unsqueeze(rows, axes=(0,), name="positions")
+        found = rope_tables(self.b, positions, d.rope, self.compute)
+        if d.local_rope is None or not any(d.local):
+            return found, found
+        return found, rope_tables(self.b, positions, d.local_rope, self.compute, "rope_local")
 
     # -- embeddings ----------------------------------------------------------------------------------------------------
     def text(self) -> Value:
@@ -185,10 +248,16 @@ class EncoderBuilder(DecoderBuilder):
         return self.b.squeeze(self.b.slice(x, axis=1, start=0, size=1, name=f"{path}.row"), axes=(1,), name=path)
 
     def pooled(self, x: Value) -> Value:
-        """Return the first token, after the pooler if there is one."""
+        """Return the first token, after the pooler if there is one; or the mean over tokens."""
+        b = self.b
+        if self.dims.mean:
+            real = b.unsqueeze(b.cast(self.mask, dtype=self.compute, name="mean.mask"), axes=(2,), name="mean.real")
+            total = b.sum(b.mul(x, real, name="mean.tokens"), axes=(1,), name="mean.total")
+            return b.div(total, b.sum(real, axes=(1,), name="mean.count"), name="mean")
         if "pooler.weight" not in self.params:
             return self.first(x, "first")
-        return self.b.tanh(self.linear(self.first(x, "pooler.first"), "pooler"), name="pooler.act")
+        dense = self.linear(self.first(x, "pooler.first"), "pooler")
+        return self.activated(dense, "pooler.act", self.dims.pooler_activation)
 
     def dense(self, x: Value, path: str, act: str) -> Value:
         """Apply the dense layer of the head `path`, its activation and its norm, if there is one."""

@@ -11,18 +11,23 @@ from graphwright.errors import UsageError
 from graphwright.models.architectures.albert import ALBERT
 from graphwright.models.architectures.architecture import Architecture, Config
 from graphwright.models.architectures.bert import BERT, ROBERTA, XLM_ROBERTA
+from graphwright.models.architectures.clip import CLIP_VISION, SIGLIP_VISION
+from graphwright.models.architectures.dinov2 import DINOV2
 from graphwright.models.architectures.distilbert import DISTILBERT
 from graphwright.models.architectures.families import FAMILIES
 from graphwright.models.architectures.gemma import GEMMA_FAMILIES
 from graphwright.models.architectures.gpt2 import GPT2
+from graphwright.models.architectures.modernbert import MODERNBERT
 from graphwright.models.architectures.moe_families import MOE_FAMILIES
 from graphwright.models.architectures.olmo import OLMO2, OLMO3
 from graphwright.models.architectures.phi3 import PHI3
+from graphwright.models.architectures.vit import VIT
 from graphwright.models.errors import UnsupportedArchitecture
 from graphwright.plugins import load_plugins
 
 _DECODERS = (*FAMILIES, *GEMMA_FAMILIES, PHI3, OLMO2, OLMO3, GPT2, *MOE_FAMILIES)
-_ENCODERS = (*BERT, *ROBERTA, *XLM_ROBERTA, *DISTILBERT, *ALBERT)
+_ENCODERS = (*BERT, *ROBERTA, *XLM_ROBERTA, *DISTILBERT, *ALBERT, *MODERNBERT, *VIT, *DINOV2, *CLIP_VISION,
+             *SIGLIP_VISION)  # fmt: skip
 _registry = {name: arch for arch in (*_DECODERS, *_ENCODERS) for name in (*arch.classes, *arch.model_types)}
 
 

@@ -209,7 +209,7 @@ _CHECKS = {"_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_siz
 # -- arguments ---------------------------------------------------------------------------------------------------------
 def _by_name(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments by the names of the module's parameters."""
-    bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    bound = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
     found: dict[str, Any] = {}
     kinds = inspect.signature(module.forward).parameters
     for name, value in bound.items():

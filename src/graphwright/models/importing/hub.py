@@ -156,6 +156,9 @@ def _captured(made: Any, config: Config, compute: str, files: Collection[str]) -
     }
     made_of, trained = skeleton_of(p, constants, {}), {p.key(n) for n in p.params()}
     keys = file_keys(module, files) if files else {key: key for key in state}
+    for key, others in tied_keys(module).items():
+        if key in made_of.stored and key not in keys:
+            keys[key] = next((keys[other] for other in others if other in keys), key)
     read = {keys.setdefault(key, key) for key in made_of.stored}
     facts = {"class": name, "model_type": config["model_type"], "task": task_of(name), "dims": dims,
              "buffers": [key for key in made_of.stored if key not in trained], "keys": keys,
@@ -256,6 +259,14 @@ def file_keys(module: Any, files: Collection[str]) -> dict[str, str]:
                                           fix="load them with transformers and use graphwright.from_torch")  # fmt: skip
         found.setdefault(name, key)
     return found
+
+
+def tied_keys(module: Any) -> dict[str, list[str]]:
+    """Map the key of each tied parameter of a module to all of its keys; a file has only one of them."""
+    found: dict[int, list[str]] = {}
+    for key, parameter in module.named_parameters(remove_duplicate=False):
+        found.setdefault(id(parameter), []).append(key)
+    return {key: keys for keys in found.values() if len(keys) > 1 for key in keys}
 
 
 def meta_module(made: Any, hub_config: Any, dtype: Any) -> tuple[Any, dict[str, Any]]:
