@@ -42,8 +42,9 @@ def _project(block: EncoderBuilder, x: Value) -> None:
 
 def _attend_once(block: EncoderBuilder, x: Value) -> None:
     """Output the hidden states, and what a learnt query reads from them, after an MLP."""
-    assert isinstance(block, VisionBuilder)
     b, d = block.b, block.dims
+    assert isinstance(block, VisionBuilder)
+    assert isinstance(d, VisionEncoder)
     b.output(x, "last_hidden_state")
     if not d.pooler:
         return

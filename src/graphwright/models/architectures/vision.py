@@ -93,11 +93,10 @@ def patch_keys(key: str, bias: str | None = "") -> tuple[WeightKey, ...]:
 class VisionBuilder(EncoderBuilder):
     """Adds the ops of one image encoder to a builder."""
 
-    dims: VisionEncoder
-
     def image(self) -> Value:
         """Add the input and return the embeddings of its class token, if there is one, and its patches."""
         b, d = self.b, self.dims
+        assert isinstance(d, VisionEncoder)
         kind = float32 if self.compute.is_low else self.compute
         pixels = b.input("pixel_values", ("B", d.channels, d.image_height, d.image_width), kind)
         if kind is not self.compute:
