@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -23,6 +25,7 @@ from graphwright.models.architectures.architecture import Config
 from graphwright.models.export.write import write_model
 from graphwright.models.importing.hub import imported
 from graphwright.models.open import config_from
+from graphwright.program.errors import EmptyAxis
 from graphwright.safetensors import Checkpoint
 
 ALL = list(SAMPLES)
@@ -123,13 +126,62 @@ def units(p: gw.Program) -> dict[str, int]:
     return found
 
 
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "AlbertForMaskedLM", "ViTForImageClassification"])
+def test_a_removed_layer_is_the_class_without_it(name: str) -> None:
+    """A layer whose result is a norm of the residual stream passes its input on, as one that is left out."""
+    c, m = saved(name), opened(name)
+    feeds = feeds_of(c.sample, m.program.input_names())
+    module = copy.deepcopy(c.module)
+    module.config.num_hidden_layers = 1
+    for part in list(module.modules()):
+        if isinstance(part, torch.nn.ModuleList) and len(part) == 2:
+            del part[0]
+    m.select("layers").layers[[0]].prune()
+    assert "layers.0.out" not in {m.program.path(n) for n in m.program.nodes()}
+    close(m(**feeds), dataclasses.replace(c, module=module).outputs(feeds), 1e-6)
+    with pytest.raises(EmptyAxis):
+        m.select("layers").layers.prune()
+
+
+@pytest.mark.parametrize(
+    "name", ["BertForMaskedLM", "AlbertForMaskedLM", "ModernBertForMaskedLM", "ViTForImageClassification"]
+)
+def test_less_channels_and_heads_are_a_smaller_config(name: str, tmp_path: Path) -> None:
+    """The cut weights, in the files of a class of these sizes, compute what the program computes."""
+    m = opened(name)
+    feeds = feeds_of(saved(name).sample, m.program.input_names())
+    m.select("**.attn").heads[[1]].prune()
+    (axis,) = (g for g in m.program.axes().values() if "channels" in g.kinds and g.size == 24)
+    with m.edit("narrow") as e:
+        e.cut_units(axis.units([0, 3, 5, 6, 9, 11, 17, 20]))
+    config = {**m.config, "hidden_size": 16, "num_attention_heads": 2}
+    write_model(m, tmp_path, config=json.dumps(config).encode())
+    kind: Any = getattr(transformers, SAMPLES[name].model)
+    module, facts = kind.from_pretrained(tmp_path, output_loading_info=True)
+    assert not facts["missing_keys"]
+    assert not facts["unexpected_keys"]
+    close(m(**feeds), dataclasses.replace(saved(name), module=module.eval()).outputs(feeds), 1e-6)
+
+
+def test_the_layers_of_albert_share_their_heads() -> None:
+    m = opened("AlbertForMaskedLM")
+    p = m.program
+    assert p.select("**.attn").heads.count == 3
+    assert p.select("**.mlp").neurons.count == 20
+    assert len([n for n in p.nodes() if p.op(n) == "sdpa"]) == 2
+    p.select("shared.attn").heads[[2]].prune()
+    assert [p.spec(f"layers.{i}.attn.q").shape[-1] for i in (0, 1)] == [16, 16]
+
+
 PLAIN = {"SiglipVisionModel": {"heads": 3, "neurons": 24}}
 """Units of what the import leaves as plain ops: the attention of the pooler, and the entries of its query."""
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param(n, marks=[] if n in ("BertForMaskedLM", "ViTForImageClassification") else pytest.mark.deep) for n in ALL
-])  # fmt: skip
+CAPTURED = ("BertForMaskedLM", "ViTForImageClassification")
+"""Classes that an ordinary run captures."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in CAPTURED else pytest.mark.deep) for n in ALL])
 def test_the_template_and_the_import_of_a_class_are_one_function(name: str, monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     c, m = saved(name), opened(name)
@@ -156,9 +208,17 @@ print(sorted(m for m in ("torch", "transformers") if m in sys.modules))
 
 
 # -- configs -----------------------------------------------------------------------------------------------------------
-SIZES = {"vocab": "vocab_size", "hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads",
-         "mlp": "intermediate_size", "positions": "max_position_embeddings", "types": "type_vocab_size",
-         "eps": "layer_norm_eps", "tied": "tie_word_embeddings", "activation": "hidden_act"}  # fmt: skip
+SIZES = {
+    "vocab": ["vocab_size"], "hidden": ["hidden_size"], "layers": ["num_hidden_layers"],
+    "heads": ["num_attention_heads"], "mlp": ["intermediate_size", "hidden_dim"],
+    "positions": ["max_position_embeddings"], "types": ["type_vocab_size"], "width": ["embedding_size"],
+    "eps": ["layer_norm_eps", "norm_eps"], "activation": ["hidden_act", "hidden_activation", "activation"],
+    "pad": ["pad_token_id"], "image_height": ["image_size"], "patch_width": ["patch_size"],
+    "channels": ["num_channels"], "q_bias": ["qkv_bias", "attention_bias"], "projected": ["projection_dim"],
+    "pooled": ["pooler_output_size"], "norm_bias": ["norm_bias"], "decoder_bias": ["decoder_bias"],
+    "pooler": ["vision_use_head"], "gated": ["use_swiglu_ffn"],
+}  # fmt: skip
+"""Dimension -> its names in configs."""
 STEMS = {SAMPLES[name].config: name for name in ALL}
 
 
@@ -167,9 +227,18 @@ def test_absent_fields_have_the_defaults_of_the_class(config: str) -> None:
     theirs: Any = getattr(transformers, config)()
     name = SAMPLES[STEMS[config]].model
     dims: Any = architectures()[name].read(config_from({"architectures": [name]}))
-    for ours, field in SIZES.items():
-        if hasattr(theirs, field) and hasattr(dims, ours):
-            assert getattr(dims, ours) == getattr(theirs, field), field
+    compared = set()
+    for ours, fields in SIZES.items():
+        for field in fields:
+            if hasattr(theirs, field) and getattr(dims, ours, None) is not None:
+                assert getattr(dims, ours) == getattr(theirs, field), field
+                compared.add(ours)
+    assert compared >= {"hidden", "layers", "heads", "activation"}
+    if hasattr(theirs, "layer_types"):
+        assert [w is None for w in dims.windows] == [kind == "full_attention" for kind in theirs.layer_types]
+        assert dims.windows[1] == theirs.sliding_window
+        thetas = [theirs.rope_parameters[kind]["rope_theta"] for kind in ("full_attention", "sliding_attention")]
+        assert [dims.rope.theta, dims.local_rope.theta] == thetas
     assert dims.labels == theirs.num_labels
 
 
@@ -179,6 +248,14 @@ def test_absent_fields_have_the_defaults_of_the_class(config: str) -> None:
         ("BertModel", "position_embedding_type", "relative_key"), ("BertModel", "is_decoder", True),
         ("BertModel", "add_cross_attention", True), ("BertModel", "num_attention_heads", 5),
         ("BertModel", "hidden_act", "mish"), ("BertModel", "layer_norm_eps", 0), ("BertModel", "id2label", []),
+        ("RobertaForSequenceClassification", "pad_token_id", -1), ("AlbertForMaskedLM", "num_hidden_groups", 2),
+        ("AlbertForMaskedLM", "inner_group_num", 3), ("DistilBertForTokenClassification", "n_heads", 7),
+        ("DistilBertForTokenClassification", "activation", "prelu"), ("ModernBertModel", "classifier_pooling", "max"),
+        ("ModernBertModel", "rope_scaling", {"rope_type": "linear"}), ("ModernBertModel", "layer_types", ["full"]),
+        ("ModernBertModel", "local_attention", 0), ("ViTForImageClassification", "patch_size", 15),
+        ("ViTForImageClassification", "image_size", [3, "x"]), ("ViTForImageClassification", "qkv_bias", 1),
+        ("Dinov2Model", "image_size", [14, 16]), ("Dinov2Model", "mlp_ratio", 0),
+        ("CLIPVisionModelWithProjection", "projection_dim", 0), ("SiglipVisionModel", "vision_use_head", "no"),
     ],
 )  # fmt: skip
 def test_fields_that_are_not_supported_are_refused_by_name(name: str, field: str, value: Any, tmp_path: Path) -> None:
