@@ -163,6 +163,21 @@ def test_less_channels_and_heads_are_a_smaller_config(name: str, tmp_path: Path)
     close(m(**feeds), dataclasses.replace(saved(name), module=module.eval()).outputs(feeds), 1e-6)
 
 
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "ModernBertForMaskedLM", "CLIPVisionModel"])
+@pytest.mark.parametrize(("units", "level"), [("neurons", 2), ("heads", 3)])
+def test_pruned_units_leave_for_the_class(name: str, units: str, level: int, tmp_path: Path) -> None:
+    m = opened(name)
+    if units == "neurons":
+        m.select("**.mlp").neurons[3:8].prune()
+    else:
+        m.select("layers.1.attn").heads[[1]].prune()
+    assert m.export(tmp_path / "out", check="none", timed=False).level == level
+    kind: Any = getattr(transformers, SAMPLES[name].model)
+    written = dataclasses.replace(saved(name), module=kind.from_pretrained(tmp_path / "out").eval())
+    feeds = feeds_of(written.sample, m.program.input_names())
+    close(m(**feeds), written.outputs(feeds), 1e-6)
+
+
 def test_the_layers_of_albert_share_their_heads() -> None:
     m = opened("AlbertForMaskedLM")
     p = m.program

@@ -66,4 +66,4 @@ ALBERT = classes_of(_ALBERT, "Albert", (
     HeadClass("ForSequenceClassification", label_sequence, (*_POOLER, *CLASSIFIER)),
     HeadClass("ForTokenClassification", label_tokens, CLASSIFIER),
     HeadClass("ForQuestionAnswering", answer, ANSWERS),
-), build_text_encoder)  # fmt: skip
+))  # fmt: skip

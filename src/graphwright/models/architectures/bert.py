@@ -76,7 +76,7 @@ BERT = classes_of(_BERT, "Bert", (
     HeadClass("ForSequenceClassification", label_sequence, (*_pooler("bert."), *CLASSIFIER)),
     HeadClass("ForTokenClassification", label_tokens, CLASSIFIER),
     HeadClass("ForQuestionAnswering", answer, ANSWERS),
-), build_text_encoder)  # fmt: skip
+))  # fmt: skip
 
 
 # -- RoBERTa -----------------------------------------------------------------------------------------------------------
@@ -110,8 +110,6 @@ _HEADS = (
     HeadClass("ForTokenClassification", label_tokens, CLASSIFIER),
     HeadClass("ForQuestionAnswering", answer, ANSWERS),
 )  # fmt: skip
-ROBERTA = classes_of(_ROBERTA, "Roberta", _HEADS, build_text_encoder)
-XLM_ROBERTA = classes_of(
-    replace(_ROBERTA, name="xlm-roberta", model_types=("xlm-roberta",), read=_xlm_roberta), "XLMRoberta", _HEADS,
-    build_text_encoder,
-)  # fmt: skip
+ROBERTA = classes_of(_ROBERTA, "Roberta", _HEADS)
+_XLM_ROBERTA = replace(_ROBERTA, name="xlm-roberta", model_types=("xlm-roberta",), read=_xlm_roberta)
+XLM_ROBERTA = classes_of(_XLM_ROBERTA, "XLMRoberta", _HEADS)

@@ -88,7 +88,7 @@ CLIP_VISION = classes_of(_CLIP, "CLIPVision", (
     HeadClass("Model", first_feature),
     HeadClass("ModelWithProjection", _project,
               affine("projection", "visual_projection", "projected", "hidden", bias=None)),
-), build_vision_encoder)  # fmt: skip
+))  # fmt: skip
 
 _POOLER = (
     WeightKey("pooler.probe", f"{_HEAD}.probe", ("one", "one", "hidden"), "pooler"),
@@ -110,4 +110,4 @@ _SIGLIP = Architecture(
                        tuple(f"{_HEAD}.attention.{n}_proj.{kind}" for n in "qkv"), own=True)
                  for kind in ("weight", "bias")),
 )  # fmt: skip
-SIGLIP_VISION = classes_of(_SIGLIP, "SiglipVision", (HeadClass("Model", _attend_once, _POOLER),), build_vision_encoder)
+SIGLIP_VISION = classes_of(_SIGLIP, "SiglipVision", (HeadClass("Model", _attend_once, _POOLER),))

@@ -66,4 +66,4 @@ _DINOV2 = Architecture("dinov2", (), ("dinov2",), _read, _KEYS, build_vision_enc
 DINOV2 = classes_of(_DINOV2, "Dinov2", (
     HeadClass("Model", first_feature),
     HeadClass("ForImageClassification", _label_image, affine("classifier", "classifier", "labels", "two*hidden")),
-), build_vision_encoder)  # fmt: skip
+))  # fmt: skip

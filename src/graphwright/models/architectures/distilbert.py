@@ -65,4 +65,4 @@ DISTILBERT = classes_of(_DISTILBERT, "DistilBert", (
     )),
     HeadClass("ForTokenClassification", label_tokens, CLASSIFIER),
     HeadClass("ForQuestionAnswering", answer, ANSWERS),
-), build_text_encoder)  # fmt: skip
+))  # fmt: skip

@@ -82,8 +82,8 @@ def read_encoder(
     """
     for name, neutral in _NEUTRAL.items():
         if config.get(name) not in (None, neutral):
-            raise config.invalid(name, f"{neutral!r}: this family has nothing else here", config[name])
-    sizes = {name: config.size(names[name], default, most=1 << 20 if name == "heads" else 1 << 31)
+            raise config.invalid(name, f"{neutral!r}, the only value that is supported", config[name])
+    sizes = {name: config.size(names[name], default, most=_MOST.get(name, 1 << 31))
              for name, default in defaults.items()}  # fmt: skip
     hidden, heads = sizes["hidden"], sizes["heads"]
     if hidden % heads:
@@ -99,6 +99,7 @@ def read_encoder(
     return make(**{**fields, **sizes, **more})
 
 
+_MOST = {"heads": 1 << 20, "layers": 100_000}
 _NEUTRAL = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 """Config field -> the one value of it that the template computes."""
 
@@ -311,12 +312,9 @@ def answer(block: EncoderBuilder, x: Value) -> None:
         block.b.output(block.b.squeeze(one, axes=(2,), name=name), name)
 
 
-def build_text_encoder(
-    b: Builder, dims: Encoder, params: Mapping[str, Value], compute: DType, head: Head,
-    make: type[EncoderBuilder] = EncoderBuilder,
-) -> None:  # fmt: skip
+def build_text_encoder(b: Builder, dims: Encoder, params: Mapping[str, Value], compute: DType, head: Head) -> None:
     """Build the graph from `input_ids`, `attention_mask` and, if there are types, `token_type_ids` (int64 [B, T])."""
-    block = make(b, dims, each_layer(params, dims.layers), compute)
+    block = EncoderBuilder(b, dims, each_layer(params, dims.layers), compute)
     head(block, block.layers(block.text()))
 
 
@@ -340,19 +338,18 @@ TYPES = {"attention_mask": 1, "token_type_ids": 0}
 """Input of a text encoder -> the number that fills it."""
 
 
-def classes_of(family: Architecture, stem: str, heads: tuple[HeadClass, ...], build: Any) -> tuple[Architecture, ...]:
+def classes_of(family: Architecture, stem: str, heads: tuple[HeadClass, ...]) -> tuple[Architecture, ...]:
     """Return an architecture for each class of a family.
 
     Args:
-        family: what all classes share; `keys` are those of the base model.
+        family: what all classes share; `keys` are those of the base model, and `build` also takes the head.
         stem: start of their names, such as `Bert`; the model type stands for the class without a head.
         heads: the classes. A file may have the weights of other classes, which are not read.
-        build: function of (builder, dimensions, params by path, compute dtype, head).
     """
     others = tuple(f"{re.escape(row.key.removeprefix(family.prefix))}$" for h in heads for row in h.keys)
     return tuple(
         replace(family, classes=(f"{stem}{h.ending}",), model_types=family.model_types if h.ending == "Model" else (),
-                keys=(*family.keys, *h.keys), build=partial(build, head=h.head), task=task_of(f"{stem}{h.ending}"),
-                ignored=(*family.ignored, *dict.fromkeys(others)))
+                keys=(*family.keys, *h.keys), ignored=(*family.ignored, *dict.fromkeys(others)),
+                build=partial(family.build, head=h.head), task=task_of(f"{stem}{h.ending}"))
         for h in heads
     )  # fmt: skip

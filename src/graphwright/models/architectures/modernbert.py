@@ -116,4 +116,4 @@ MODERNBERT = classes_of(_MODERNBERT, "ModernBert", (
     HeadClass("ForQuestionAnswering", answer, (
         *_head("classifier"), *affine("classifier", "classifier", "answers", "hidden"),
     )),
-), build_text_encoder)  # fmt: skip
+))  # fmt: skip

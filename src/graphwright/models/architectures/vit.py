@@ -57,4 +57,4 @@ _VIT = Architecture("vit", (), ("vit",), _read, _KEYS, build_vision_encoder, pre
 VIT = classes_of(_VIT, "ViT", (
     HeadClass("Model", features, affine("pooler", "vit.pooler.dense", "pooled", "hidden")),
     HeadClass("ForImageClassification", label_sequence, CLASSIFIER),
-), build_vision_encoder)  # fmt: skip
+))  # fmt: skip
