@@ -76,7 +76,7 @@ def opening() -> Figure:
 
 
 class _cache:
-    """Context manager: the user's cache lies in a folder."""
+    """Context manager: the user's cache is in a folder."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder

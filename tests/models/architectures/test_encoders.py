@@ -360,3 +360,20 @@ def test_an_untied_head_has_a_matrix_and_a_bias_of_its_own(tmp_path: Path) -> No
     c = make(tmp_path / "untied", SAMPLES["BertForMaskedLM"], tie_word_embeddings=False)
     m = check_file("BertForMaskedLM", c.path, c)
     assert m.keys["lm_head.bias"] == "cls.predictions.decoder.bias"
+
+
+def test_copies_of_tied_weights_follow_them_into_an_export(tmp_path: Path) -> None:
+    """transformers unties weights of which a file has two different ones."""
+    path = copied("BertForMaskedLM", tmp_path)
+    stored = load_file(path / "model.safetensors")
+    renamed(path, lambda key: key, cls__predictions__decoder__bias=stored["cls.predictions.bias"],
+            cls__predictions__decoder__weight=stored["bert.embeddings.word_embeddings.weight"])  # fmt: skip
+    m = gw.open(path, tokenizer=False)
+    with m.edit("another embedding and bias") as e:
+        e.set_weight("embed.weight", lambda w: 1.5 * w)
+        e.set_weight("lm_head.bias", lambda w: w + 1)
+    m.export(tmp_path / "out", check="none", timed=False)
+    module = transformers.BertForMaskedLM.from_pretrained(tmp_path / "out").eval()
+    written = dataclasses.replace(saved("BertForMaskedLM"), module=module)
+    feeds = feeds_of(written.sample, m.program.input_names())
+    close(m(**feeds), written.outputs(feeds), 1e-6)

@@ -165,7 +165,7 @@ def test_edit_undo_and_training_leave_the_files(imports, tmp_path):
     assert (tmp_path / "deit" / "model.safetensors").read_bytes() == raw
 
 
-@pytest.mark.parametrize("name", ["vit", pytest.param("modernbert", marks=pytest.mark.deep)])
+@pytest.mark.parametrize("name", ["deit", pytest.param("eurobert", marks=pytest.mark.deep)])
 def test_outputs_in_bfloat16_are_near_those_in_float32(name, imports, tmp_path):
     saved(name, tmp_path / name)
     given = None

@@ -17,7 +17,6 @@ from graphwright.array import dtype as named
 from graphwright.autograd import Variable
 from graphwright.files import StrPath, atomic_write, read_file
 from graphwright.models.errors import ExportError
-from graphwright.models.loading import EMBEDDING, TIED_HEAD
 from graphwright.models.stacks import join
 from graphwright.models.tokenizer import AutoTokenizer, ByteTokenizer, TrainedTokenizer, byte_tokenizer_json
 from graphwright.program.weights import SOURCE
@@ -72,18 +71,19 @@ def tensor_items(model: Model, dtype: str = "keep", only: Container[str] | None 
 def _other_tensors(model: Model, values: Mapping[str, Variable], dtype: str) -> dict[str, Variable | None]:
     """Map the key of each tensor of the source file that no node reads to the value to write, or None if unchanged.
 
-    Only a stored copy of a tied head can change: it gets the embedding, if that was edited or is converted.
+    Only a stored copy of a tied weight can change: it gets that weight, if it was edited or is converted.
     """
     source = model.checkpoint
     if source is None:
         return {}
     known = set(model.keys.values())
     found: dict[str, Variable | None] = {key: None for key in source if key not in known and key not in values}
-    embedding = values.get(key := model.keys.get(EMBEDDING, ""))
-    if embedding is not None and key in source and not (dtype == "keep" and _untouched(model.program, embedding)):
-        shape = source.info(key).shape
-        heads = [k for k in found if k.endswith(TIED_HEAD) and source.info(k).shape == shape]
-        found.update(dict.fromkeys(heads, embedding))
+    for ending, path in model.arch.copies.items():
+        weight = values.get(key := model.keys.get(path, ""))
+        if weight is not None and key in source and not (dtype == "keep" and _untouched(model.program, weight)):
+            shape = source.info(key).shape
+            copies = [k for k in found if k.endswith(ending) and source.info(k).shape == shape]
+            found.update(dict.fromkeys(copies, weight))
     return found
 
 
