@@ -96,6 +96,17 @@ def test_a_block_less_of_a_stage(opened, tmp_path, monkeypatch):
     assert json.loads((tmp_path / "out/config.json").read_text())["depths"] == [2, 1, 1]
 
 
+def test_a_narrower_model_with_fewer_heads_of_the_same_width(opened, tmp_path):
+    m = opened("deit")
+    prune(m, "heads", slice(0, 1), None)
+    width = next(g for g in m.program.axes().values() if g.size == 32)
+    width.units(range(8)).prune()
+    receipt = m.export(tmp_path / "out", check="none", timed=False)
+    assert receipt.level == 2
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert (config["hidden_size"], config["num_attention_heads"]) == (24, 3)  # no shape depends on the heads alone
+
+
 def test_uneven_neurons_have_no_field(opened):
     m = opened("electra")
     prune(m, "neurons", slice(0, 1), 1)

@@ -178,7 +178,9 @@ def prepared(entry: Any, sample: Any, differentiable: bool) -> Prepared | None:
     if any(isinstance(leaf, torch.dtype) and leaf not in opinfo.DTYPES for leaf in leaves):
         return None
     try:
-        want = flat(entry.op(sample.input, *sample.args, **sample.kwargs))
+        kept = [t.clone() if isinstance(t, torch.Tensor) and not t.requires_grad else t for t in leaves]
+        args, kwargs = pytree.tree_unflatten(kept, spec)  # as an operator may write, e.g. running statistics
+        want = flat(entry.op(*args, **kwargs))
     except (RuntimeError, NotImplementedError, TypeError, IndexError, ValueError):
         return None
     if not want or any(t.dtype not in opinfo.DTYPES for t in want):

@@ -286,12 +286,26 @@ class _ConfigSearch:
                 values[location] = int(new)
         for count in range(1, min(len(values), 4) + 1):
             for chosen in combinations(values, count):
-                made = self._changed({location: values[location] for location in chosen}, fields)
-                if self._shapes(made) == wanted:
-                    yield made, renamed
+                given = {location: values[location] for location in chosen}
+                for more in ({}, *self._scaled(given)):
+                    made = self._changed(given | more, fields)
+                    if self._shapes(made) == wanted:
+                        yield made, renamed
         (path, axis), (old, new) = next(iter(differing.items()))
         self.reasons = [Reason(path, f"{new} along axis {axis} where the class has {old}, and no fields of the config "
                                      "give all sizes")]  # fmt: skip
+
+    def _scaled(self, given: Mapping[Location, int]) -> Iterator[dict[Location, int]]:
+        """Yield one or two more numbers that change in the ratio of a changed one.
+
+        Such as the number of heads, on which no shape depends if their width is the model's divided by it.
+        """
+        others = [o for o in _numbers(self.fields) if o not in given and _at(self.fields, o) > 1]
+        for location, new in given.items():
+            old = _at(self.fields, location)
+            scaled = {o: _at(self.fields, o) * new // old for o in others if not _at(self.fields, o) * new % old}
+            yield from ({o: n} for o, n in scaled.items())
+            yield from ({o: scaled[o], q: scaled[q]} for o, q in combinations(scaled, 2))
 
     def _changed(self, values: Mapping[Location, int], fields: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the fields that have other values after these numbers are changed, beside the changed `fields`."""
@@ -311,7 +325,7 @@ class _ConfigSearch:
     def _effect(self, location: Location) -> tuple[int, dict[tuple[str, int], float], set[str]] | None:
         """Change a number of the config; return it, how much each size changes per unit, and the paths that go."""
         value = _at(self.fields, location)
-        for other in (value - 1, value // 2, 2 * value):
+        for other in (2 * value, value // 2, value - 1):  # quotients of multiples are exact
             if other < 1 or other == value:
                 continue
             found = self._shapes(self._changed({location: other}))
