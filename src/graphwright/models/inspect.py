@@ -71,7 +71,7 @@ class Inspection(Report):
         dtypes: dict from dtype to bytes of weights.
         flops_per_token: multiplications and additions for the first token; attention over a context adds to them. Of a
             program that is not a model, those of one sample.
-        kv_bytes_per_token: cache bytes per token and sequence.
+        kv_bytes_per_token: cache bytes per token and sequence; 0 of a program that has no input `ids`.
         tied: whether head and embedding are one weight.
         nodes, edges, layers: number of nodes and edges of the program, and of layers in the config.
         inputs: dict from name to dtype and shape of each input.
@@ -122,9 +122,10 @@ class Inspection(Report):
             f"{self.model}: {self.family}, {self.layers} layers, {size}",
             f"{flop} per token, {kv} of KV cache per token{tied if self.tied else ''}; {graph}",
         ]
-        if not self.layers and self.inputs:
+        if self.inputs and "ids" not in self.inputs:
             inputs = ", ".join(f"{name} {spec}" for name, spec in self.inputs.items())
-            lines = [f"{self.model}: {self.family}, {size}", f"{flop} per sample of {inputs}; {graph}"]
+            layers = f"{self.layers} layers, " if self.layers else ""
+            lines = [f"{self.model}: {self.family}, {layers}{size}", f"{flop} per sample of {inputs}, named sizes as 1; {graph}"]
         if self.mixtures:
             used = ", ".join(_kinds(self.mixtures))
             each = sum(m.bytes for m in self.mixtures) / sum(m.experts for m in self.mixtures)
@@ -146,7 +147,7 @@ def inspect_program(p: Program, family: str = "program", name: str = "", dims: A
     """Report size and cost of a program in its current state, i.e. with its edits; `dims` are those of a model."""
     rows = (TensorRow(p.key(n), p.path(n), p.spec(n).dtype.name, p.spec(n).sizes, p.spec(n).nbytes) for n in p.params())
     facts = {"tied": bool(getattr(dims, "tied", False)), "layers": getattr(dims, "layers", 0)}
-    facts |= {"flops_per_token": flops(p, ones(p)), "kv_bytes_per_token": kv_bytes_per_token(p)}
+    facts |= {"flops_per_token": flops(p, ones(p)), "kv_bytes_per_token": kv_bytes_per_token(p) if "ids" in p.input_names() else 0}
     facts["mixtures"] = found = mixtures(p)
     entries = sum(p.spec(n).size for n in {p.key(n): n for n in p.params()}.values())
     idle = sum(m.parameters * (m.experts - m.k) // m.experts for m in found if m.k is not None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from graphwright.array import NDArray
 from graphwright.autograd import Tensor
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
-from graphwright.models.generation.text import check_ids, token_rows, vocabulary
+from graphwright.models.generation.text import IDS, check_ids, token_rows, vocabulary, with_mask
 from graphwright.models.tokenizer import need_tokenizer
 from graphwright.program.kinds import INPUT
 from graphwright.program.run import run_nodes
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 ROWS = 2048
 """Rows (tokens, samples) per run; float32 products of so many rows are summed before they are added in float64."""
+ENTRIES = 2**20
+"""Largest number of entries of all inputs per run, e.g. six images of 3 x 224 x 224."""
 
 
 class MissingCalibration(UsageError):
@@ -51,7 +54,8 @@ class Calibration:
     Args:
         source: token ids [N], which are cut into windows; windows [n, T]; a text, a list of texts or of rows of
             different lengths, which are joined and cut, where texts need a `tokenizer`; or, for programs with other
-            inputs, arrays by input name whose first dimension counts samples.
+            inputs, arrays by input name whose first dimension counts samples, or a list of such batches, which are
+            joined.
         max_tokens: largest number of tokens to learn from (of samples, if `source` is arrays by input name).
         context: tokens per window, where `source` is a text or ids [N].
         seed: seed of the random choice of windows, which draws without replacement.
@@ -98,10 +102,19 @@ class Calibration:
     ) -> Calibration:  # fmt: skip
         """Build calibration data from any `source`; by default from the bundled text, whose second half is held out.
 
-        Raises: UsageError for a text, the bundled one included, and a model without a tokenizer.
+        Values (images, say) without a name are those of the model's only input.
+        Raises: MissingCalibration without data for a model of other inputs than texts; UsageError for a text, the
+            bundled one included, and a model without a tokenizer, and for values without a name if there are several
+            inputs.
         """
         from graphwright.models.bundled import pydoc_split
 
+        p = model.program
+        if text is None and not {"ids", IDS} & {*p.input_names()}:
+            inputs = ", ".join(f"{name!r}: array {p.spec(name)}" for name in p.input_names())
+            raise MissingCalibration("a model of other inputs than texts needs its own calibration data", where=p.name,
+                                     fix=f"pass calibration={{{inputs}}}")  # fmt: skip
+        text, held_out = named(p, text), named(p, held_out)
         if text is None or isinstance(text, str):
             need_tokenizer(model)
         if text is None:
@@ -130,16 +143,25 @@ class Calibration:
     def feeds(self, p: Program, held: bool = False) -> list[dict[str, np.ndarray]]:
         """Return the learning windows, or with `held` the held-out ones, in chunks of about 2048 tokens.
 
-        Token positions are added if the program has an input `positions`.
-        Raises: PromptError for a token outside the vocabulary; UsageError if `held` is True and no window is held out.
+        Token positions, and an attention mask of ones, are added if the program has these inputs. If the program has a
+        fixed batch size, each chunk has this size, and the rest is left out.
+        Raises: PromptError for a token outside the vocabulary; UsageError if `held` is True and no window is held out,
+            or if the windows are fewer than a fixed batch.
         """
         windows = self.held if held else self.windows
         if not _count(windows):
             raise UsageError("the calibration data have no held-out windows", expected="four different windows or more",
                              got=f"{_count(self.windows)} learning windows", fix="pass held_out=...")  # fmt: skip
-        if "ids" in windows:
-            windows = {**windows, "ids": check_ids(windows["ids"], vocabulary(p))}
-        return chunked(p, windows, max(ROWS // self.width, 1))
+        for name in ("ids", IDS):
+            if name in windows:
+                windows = {**windows, name: check_ids(windows[name], vocabulary(p))}
+        fixed = fixed_batch(p)
+        if fixed is not None and _count(windows) < fixed:
+            raise UsageError("there are fewer windows than the fixed batch size of the program", where=p.name,
+                             expected=f"{fixed} windows or more", got=f"{_count(windows)} windows",
+                             fix="pass more data, or sizes= with a name for the batch to from_torch")  # fmt: skip
+        chunks = chunked(p, windows, fixed or _chunk(windows))
+        return chunks[: _count(windows) // fixed] if fixed else chunks
 
     def cached(self, key: Any, make: Callable[[], Any]) -> Any:
         """Return the cached value of a key, or call `make` and cache its result; only the latest key stays cached."""
@@ -165,7 +187,36 @@ def calibration_of(program: Program | Model, source: CalibrationSource | None) -
     """Return calibration data or None unchanged; make data from another source, with the tokenizer of a model."""
     if source is None or isinstance(source, Calibration):
         return source
-    return Calibration(source, tokenizer=getattr(program, "tokenizer", None))
+    p = getattr(program, "program", program)
+    return Calibration(named(p, source), tokenizer=getattr(program, "tokenizer", None))
+
+
+def named(p: Program, source: Any) -> Any:
+    """Return values without a name as a dict by the name of the only input; return any other source as it is.
+
+    Texts, token ids and dicts need no name. A list of arrays is a list of batches, or of samples without a batch
+    dimension.
+    Raises: UsageError if the program has several inputs.
+    """
+    if source is None or "ids" in p.input_names() or IDS in p.input_names() or _by_name(source):
+        return source
+    if isinstance(source, str) or (isinstance(source, Sequence) and any(isinstance(each, str) for each in source)):
+        raise UsageError("the program does not read texts", where=p.name, got="a text",
+                         expected=", ".join(p.input_names()), fix="pass arrays by input name")  # fmt: skip
+    if len(p.input_names()) != 1:
+        raise UsageError("the program has several inputs", where=p.name, expected=", ".join(p.input_names()),
+                         got="values without a name", fix="pass arrays by input name")  # fmt: skip
+    (name,) = p.input_names()
+    if isinstance(source, Sequence) and np.ndim(source[0] if source else 0) == len(p.spec(name).shape):
+        return [{name: batch} for batch in source]
+    return {name: source}
+
+
+def fixed_batch(p: Program) -> int | None:
+    """Return the first dimension of the inputs if it is one number, the same of all inputs; else None."""
+    sizes = {p.spec(n).shape[0] for n in p.inputs() if p.spec(n).shape}
+    (size,) = sizes if len(sizes) == 1 else (None,)
+    return size if isinstance(size, int) else None
 
 
 class Stream:
@@ -207,9 +258,15 @@ class Stream:
 
 
 def chunked(p: Program, rows: Mapping[str, np.ndarray], per: int) -> list[dict[str, np.ndarray]]:
-    """Split arrays by input name into chunks of `per` samples; add token positions if p has an input `positions`."""
+    """Split arrays by input name into chunks of `per` samples, with `ids` under the name that the program has for them.
+
+    Token positions, and an attention mask of ones, are added if the program has these inputs.
+    """
+    if "ids" in rows and "ids" not in p.input_names() and IDS in p.input_names():
+        rows = {IDS if name == "ids" else name: a for name, a in rows.items()}
     if "ids" in rows and "positions" in p.input_names() and "positions" not in rows:
         rows = {**rows, "positions": np.broadcast_to(np.arange(rows["ids"].shape[1]), rows["ids"].shape)}
+    rows = with_mask(p, rows)
     return [{name: np.ascontiguousarray(a[i : i + per]) for name, a in rows.items()}
             for i in range(0, _count(rows), per)]  # fmt: skip
 
@@ -237,6 +294,8 @@ def digests(windows: Mapping[str, np.ndarray]) -> list[str]:
 
 def windows_of(source: Any, context: int, tokenizer: Any) -> tuple[dict[str, np.ndarray], int]:
     """Cut a source into windows. Returns: a dict of arrays by input name; tokens per window (1 for a mapping)."""
+    if not isinstance(source, Mapping) and _by_name(source):
+        source = _joined(source)
     if isinstance(source, Mapping):
         found = {str(name): np.asarray(a) for name, a in source.items()}
         shapes = {n: a.shape for n, a in found.items()}
@@ -253,6 +312,34 @@ def windows_of(source: Any, context: int, tokenizer: Any) -> tuple[dict[str, np.
         width = min(context, len(ids))
         return {"ids": ids[: len(ids) // width * width].reshape(-1, width)}, width
     return {"ids": np.stack(rows)}, len(rows[0])
+
+
+def _by_name(source: Any) -> bool:
+    """Return whether a source is arrays by input name, or a list of such batches."""
+    batches = isinstance(source, Sequence) and len(source) > 0 and all(isinstance(each, Mapping) for each in source)
+    return batches or isinstance(source, Mapping)
+
+
+def _joined(batches: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """Join batches along their first dimension. Raises: UsageError if their names or other dimensions differ."""
+    parts = [{str(name): np.asarray(a) for name, a in batch.items()} for batch in batches]
+    for i, part in enumerate(parts):
+        if part.keys() != parts[0].keys():
+            raise UsageError("the batches have different inputs", where=f"batch {i}", expected=", ".join(parts[0]),
+                             got=", ".join(part))  # fmt: skip
+        if [a.shape[1:] for a in part.values()] != [a.shape[1:] for a in parts[0].values()]:
+            raise UsageError("the batches have samples of different shapes", where=f"batch {i}",
+                             expected={n: a.shape for n, a in parts[0].items()},
+                             got={n: a.shape for n, a in part.items()},
+                             fix="bring all samples to one shape; pad texts, with an attention_mask")  # fmt: skip
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _chunk(windows: Mapping[str, np.ndarray]) -> int:
+    """Return the number of windows per run: at most 2048 tokens or samples, and about a million entries."""
+    tokens = [prod(a.shape[1:]) for a in windows.values() if a.dtype.kind in "iu"]
+    entries = sum(prod(a.shape[1:]) for a in windows.values())
+    return max(min(ROWS // max(max(tokens, default=1), 1), ENTRIES // max(entries, 1)), 1)
 
 
 def _take(found: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:

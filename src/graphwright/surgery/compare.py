@@ -14,9 +14,9 @@ from graphwright.errors import ShapeError
 from graphwright.metrics import nll
 from graphwright.report import Report, table
 from graphwright.settings import Range
-from graphwright.surgery.calibration import Calibration, Stream, chunked, windows_of
+from graphwright.surgery.calibration import Calibration, Stream, chunked, fixed_batch, named, windows_of
 from graphwright.surgery.matrices import program_of
-from graphwright.surgery.measure import Drift, scores_tokens
+from graphwright.surgery.measure import Drift, scores_classes, scores_tokens, without_padding
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -33,9 +33,9 @@ class ComparisonReport(Report):
 
     Attributes:
         outputs: differences of the first output over all inputs: `max_abs`, `relative` (‖b - a‖ / ‖a‖). Programs that
-            score tokens also have `kl_mean`, `kl_max` (KL(a ‖ b), nats), `top1` (share of equal most likely tokens),
-            `greedy` (share of equal tokens in greedy continuations of `prompts` prompts), `perplexity` [a, b] (NaN if
-            windows have one token).
+            score tokens or classes also have `kl_mean`, `kl_max` (KL(a ‖ b), nats), `top1` (share of equal most likely
+            ones); those that score tokens `greedy` (share of equal tokens in greedy continuations of `prompts`
+            prompts), `perplexity` [a, b] (NaN if windows have one token).
         weights: dict from key to {equal, max_abs, relative, cosine}, for keys that have equal shapes in a and b.
         missing, extra, reshaped: keys of weights that b lacks, that a lacks, and whose shapes differ.
     """
@@ -58,9 +58,11 @@ class ComparisonReport(Report):
         state = "equal" if self.equal else "different"
         lines = [f"{state}: outputs differ by up to {o['max_abs']:.4g}, relative {o['relative']:.4g}"]
         if "top1" in o:
-            same = f"top-1 equal {100 * o['top1']:.1f} %, greedy tokens {100 * o['greedy']:.1f} %"
-            before, after = o["perplexity"]
+            same = f"top-1 equal {100 * o['top1']:.1f} %"
+            same += f", greedy tokens {100 * o['greedy']:.1f} %" if "greedy" in o else ""
             lines.append(f"KL {o['kl_mean']:.4g} nats on average, {o['kl_max']:.4g} at most; {same}")
+        if "perplexity" in o:
+            before, after = o["perplexity"]
             lines.append(f"perplexity {before:.4f} => {after:.4f}")
         changed = {k: w for k, w in self.weights.items() if not w["equal"]}
         others = f"{len(self.reshaped)} of a different shape, {len(self.missing)} missing, {len(self.extra)} extra"
@@ -79,7 +81,8 @@ def compare(a: Program | Model, b: Program | Model, inputs: Any, *, prompts: int
     Args:
         a, b: programs or models with the same inputs and outputs.
         inputs: windows of token ids [n, T]; ids [N], a text or texts, which are cut into windows of up to 512 tokens,
-            without the rest; arrays by input name; or a `Calibration`, whose held-out windows are used.
+            without the rest; arrays by input name, or of the only input if it is no text; or a `Calibration`, whose
+            held-out windows are used.
         prompts: number of windows whose first 8 tokens both programs continue greedily, >= 1.
     Raises: ShapeError if the outputs have different shapes; UsageError if there are no inputs, or for `prompts`.
     """
@@ -97,25 +100,27 @@ def compare(a: Program | Model, b: Program | Model, inputs: Any, *, prompts: int
 def _feeds(p: Program, inputs: Any, tokenizer: Any) -> list[dict[str, np.ndarray]]:
     if isinstance(inputs, Calibration):
         return inputs.feeds(p, held=True)
-    return chunked(p, windows_of(inputs, 512, tokenizer)[0], 4)
+    return chunked(p, windows_of(named(p, inputs), 512, tokenizer)[0], fixed_batch(p) or 4)
 
 
 def _outputs(p: Program, q: Program, feeds: Sequence[Mapping[str, np.ndarray]], prompts: int) -> dict[str, Any]:
-    drift = Drift(scores=scores_tokens(p) and scores_tokens(q))
+    tokens_scored = scores_tokens(p) and scores_tokens(q)
+    drift = Drift(scores=tokens_scored or (scores_classes(p) and scores_classes(q)))
     losses, tokens = np.zeros(2), 0
     for f, x, y in zip(feeds, Stream(p, feeds).outputs(), Stream(q, feeds).outputs(), strict=True):
         if x.shape != y.shape:
             raise ShapeError("the first outputs of the programs have different shapes", expected=x.shape, got=y.shape)
-        drift.add(x, y)
-        if drift.scores:
+        drift.add(*(without_padding(f, z) for z in (x, y)))
+        if tokens_scored:
             losses += [float(nll(z[:, :-1], f["ids"][:, 1:]).sum()) for z in (x, y)]
             tokens += f["ids"][:, 1:].size
     found: dict[str, Any] = {"max_abs": drift.max_abs, "relative": drift.relative}
     if drift.scores:
+        found |= {"kl_mean": drift.kl, "kl_max": drift.kl_max, "top1": drift.same_top}
+    if tokens_scored:
         starts = np.concatenate([f["ids"] for f in feeds])[:prompts, :PROMPT]
         shares = np.mean([np.equal(_greedy(p, row), _greedy(q, row)) for row in starts])
-        found |= {"kl_mean": drift.kl, "kl_max": drift.kl_max, "top1": drift.same_top, "greedy": float(shares),
-                  "prompts": len(starts),
+        found |= {"greedy": float(shares), "prompts": len(starts),
                   "perplexity": [exp(min(s / tokens, 700.0)) if tokens else nan for s in losses]}  # fmt: skip
     return found
 

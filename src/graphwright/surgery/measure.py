@@ -11,6 +11,7 @@ import numpy as np
 
 from graphwright.errors import NonFinite
 from graphwright.metrics import nll
+from graphwright.models.generation.text import MASK
 from graphwright.models.generation.timed import decode_calls
 from graphwright.models.metrics import kl, log_softmax, scored_bytes
 from graphwright.program.cost import size
@@ -28,6 +29,22 @@ def scores_tokens(p: Program) -> bool:
     return "ids" in p.input_names() and "logits" in p.output_names()
 
 
+def scores_classes(p: Program) -> bool:
+    """Return whether the first output has scores of classes in its last dimension, i.e. is named `logits` or so.
+
+    Maps [B, C, H, W] have their classes in another dimension, and are compared by their values alone.
+    """
+    name = p.output_names()[0]
+    spec = p.spec(p.output(name))
+    return name.endswith("logits") and 2 <= len(spec.shape) <= 3 and spec.shape[-1] != 1
+
+
+def without_padding(feeds: Mapping[str, np.ndarray], y: np.ndarray) -> np.ndarray:
+    """Return the rows of an output [B, T, ..] of which `attention_mask` [B, T] is not 0; other outputs unchanged."""
+    mask = feeds.get(MASK)
+    return y if mask is None or y.shape[:2] != mask.shape or mask.all() else y[mask != 0]
+
+
 def nats(stream: Stream) -> float:
     """Return the mean -ln p of next tokens over the windows of a stream; infinity if the sum is not finite."""
     total, count = 0.0, 0
@@ -38,11 +55,12 @@ def nats(stream: Stream) -> float:
 
 
 def squared_drift(stream: Stream, reference: Sequence[np.ndarray]) -> float:
-    """Return ‖output - reference‖² / ‖reference‖² of the first output, over all chunks of a stream."""
+    """Return ‖output - reference‖² / ‖reference‖² of the first output without padding, over all chunks of a stream."""
     lost = whole = 0.0
-    for found, before in zip(stream.outputs(), reference, strict=True):
-        lost += float(((found.astype(np.float64) - before) ** 2).sum())
-        whole += float((before.astype(np.float64) ** 2).sum())
+    for feeds, *pair in zip(stream.feeds, stream.outputs(), reference, strict=True):
+        found, before = (without_padding(feeds, y).astype(np.float64) for y in pair)
+        lost += float(((found - before) ** 2).sum())
+        whole += float((before**2).sum())
     return lost / whole if whole else lost
 
 
@@ -56,15 +74,16 @@ def quality(
 ) -> dict[str, float]:
     """Return a dict of nats (per token), perplexity and bits_per_byte on the held-out windows.
 
-    For a program that scores no tokens, the dict has only `drift`: the squared drift from the outputs of `reference`.
+    For a program that scores no tokens, the dict has the drift of its first output from that of `reference`: relative,
+    max_abs, and kl and same_top for scores of classes; see `Drift`.
     `bits_per_byte` needs a tokenizer, to count the bytes of the scored tokens.
     Raises: CalibrationLeak if a held-out window is also a learning window; UsageError if no window is held out.
     """
     calibration.check_held_out(calibration.held)
     stream = Stream(p, calibration.feeds(p, held=True))
     if not scores_tokens(p):
-        before = list(Stream(reference if reference is not None else p, stream.feeds).outputs())
-        return {"drift": squared_drift(stream, before)}
+        before = Stream(reference if reference is not None else p, stream.feeds)
+        return output_drift(before, stream).figures()
     found = nats(stream)
     facts = {"nats": found, "perplexity": exp(min(found, 700.0))}
     if tokenizer is not None:
@@ -155,7 +174,7 @@ class Drift(Report):
 
     def add(self, old: np.ndarray, new: np.ndarray) -> None:
         """Accumulate the differences of one chunk: `old` and `new` are the value [.., n] in the two programs."""
-        a, b = (x.reshape(-1, x.shape[-1]).astype(np.float64) for x in (old, new))
+        a, b = (np.atleast_1d(x).reshape(-1, *x.shape[-1:]).astype(np.float64) for x in (old, new))
         difference = b - a
         self._squared += float(np.vdot(difference, difference))
         self._norm += float(np.vdot(a, a))
@@ -182,11 +201,29 @@ class Drift(Report):
         """Share of rows whose largest entry has the same index; None if the rows are not logits."""
         return self._same / self.rows if self.scores else None
 
+    def figures(self) -> dict[str, float]:
+        """Return a dict of relative, max_abs and, for logits, kl and same_top."""
+        found = {"relative": self.relative, "max_abs": self.max_abs, "kl": self.kl, "same_top": self.same_top}
+        return {name: value for name, value in found.items() if value is not None}
+
     def __str__(self) -> str:
-        moved = f"differ by {self.relative:.3g} relative, {self.max_abs:.3g} at most"
-        if self.kl is None or self.same_top is None:
-            return moved
-        return f"{moved}; KL {self.kl:.3g} nats; {self.same_top:.2%} greedy tokens equal over {self.rows} rows"
+        return f"{drift_text(self.figures())} over {self.rows} rows"
+
+
+def drift_text(figures: Mapping[str, float]) -> str:
+    """Return the figures of a `Drift` as text."""
+    moved = f"differ by {figures['relative']:.3g} relative, {figures['max_abs']:.3g} at most"
+    if "kl" not in figures:
+        return moved
+    return f"{moved}; KL {figures['kl']:.3g} nats; top-1 equal {figures['same_top']:.2%}"
+
+
+def output_drift(before: Stream, after: Stream) -> Drift:
+    """Return the drift of the first output, without padding, between two streams over the same data."""
+    drift = Drift(scores=scores_tokens(before.p) or scores_classes(before.p))
+    for feeds, *pair in zip(before.feeds, before.outputs(), after.outputs(), strict=True):
+        drift.add(*(without_padding(feeds, y) for y in pair))
+    return drift
 
 
 def measure_drift(
@@ -200,10 +237,11 @@ def measure_drift(
         layers: paths of nodes that both programs have.
     Returns: the drift of the output, and a dict from path to drift.
     """
-    name, end, inner = before.output_names()[0], Drift(scores=True), {path: Drift() for path in layers}
+    name, inner = before.output_names()[0], {path: Drift() for path in layers}
+    end = Drift(scores=scores_tokens(before) or scores_classes(before))
     for feeds in calibration.feeds(before):
         runs = [p.run(feeds, keep="outputs", capture=list(layers)) for p in (before, after)]
-        end.add(*(r[name].to_numpy("float64") for r in runs))
+        end.add(*(without_padding(feeds, r[name].to_numpy("float64")) for r in runs))
         for path, drift in inner.items():
             drift.add(*(r.value(path).to_numpy("float64") for r in runs))
     return end, inner

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,10 @@ def per_version(fact: Callable[[Program], int]) -> Callable[[Program], int]:
     return wraps(fact)(cached)
 
 
+IDS, MASK = "input_ids", "attention_mask"
+"""Inputs of models of texts that do not predict the next token."""
+FILLED = {MASK: 1, "token_type_ids": 0}
+"""Optional input of these models -> the number that fills it."""
 UNBOUNDED = (1 << 63) - 1
 """Number of token ids of a program without an embedding."""
 
@@ -43,7 +47,7 @@ def vocabulary(p: Program) -> int:
 
     Models of other tasks than predicting the next token call these ids `input_ids`.
     """
-    ids = next((name for name in ("ids", "input_ids") if name in p.input_names()), None)
+    ids = next((name for name in ("ids", IDS) if name in p.input_names()), None)
     return UNBOUNDED if ids is None else indexed_rows(p, ids)
 
 
@@ -102,6 +106,14 @@ def feeds_of(p: Program, ids: np.ndarray, **extra: np.ndarray) -> dict[str, np.n
     positions = np.ascontiguousarray(np.broadcast_to(np.arange(ids.shape[1]), ids.shape))
     feeds = {"ids": ids, "positions": positions, **extra}
     return feeds if "positions" in p.input_names() else {name: a for name, a in feeds.items() if name != "positions"}
+
+
+def with_mask(p: Program, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return inputs by name; where `input_ids` are given, absent inputs of `FILLED` are added if the program has them."""
+    if IDS not in given:
+        return dict(given)
+    absent = {name: value for name, value in FILLED.items() if name in p.input_names() and name not in given}
+    return {**given, **{name: np.full(np.shape(given[IDS]), value, np.int64) for name, value in absent.items()}}
 
 
 def check_mask(mask: Any, shape: tuple[int, ...]) -> np.ndarray:

@@ -218,7 +218,9 @@ def _before_sums(p: Program, group: AxisGroup, decided: Collection[NodeId]) -> l
         edge, dim = edges[end[0]], end[1]
         value = p.edge_value(edge)
         if (better := _exact(p, group, value)) is not None:
-            value, dim, edge = *better, p.out_edges(better[0].node)[0]
+            if better[0] != value:  # through views, each with one reader
+                edge = p.out_edges(better[0].node)[0]
+            value, dim = better
         found.setdefault((value, dim), {})[edge] = None
     return [(value, dim, tuple(readers)) for (value, dim), readers in found.items()]
 

@@ -17,7 +17,7 @@ from graphwright.surgery.calibration import Calibration
 from graphwright.surgery.factorise.chain import attach
 from graphwright.surgery.factorise.factors import Factors
 from graphwright.surgery.matrices import Matrix, MatrixReport, find_matrices, matrix_count
-from graphwright.surgery.measure import Drift
+from graphwright.surgery.measure import Drift, scores_classes, scores_tokens
 from graphwright.timing import TimeComparison, compare_times
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ Divergence = Callable[[Matrix, Factors], float]
 def divergence_of(program: Program, calibration: Calibration) -> Divergence:
     """Return a function of a matrix and its factors: KL(program ‖ program with these factors), in nats.
 
+    Outputs that are no logits are compared by their squared relative difference.
     The function compares the first outputs on the first chunk of windows; later edits of the program do not affect it.
     """
     before, feeds, name = program.fork(), calibration.feeds(program)[0], program.output_names()[0]
@@ -156,13 +157,13 @@ def divergence_of(program: Program, calibration: Calibration) -> Divergence:
     def scores(p: Program) -> np.ndarray:
         return p.run(feeds, keep="outputs")[name].to_numpy("float64")
 
-    dense = scores(before)
+    dense, scored = scores(before), scores_tokens(before) or scores_classes(before)
 
     def divergence(matrix: Matrix, factors: Factors) -> float:
-        copy, drift = before.fork(), Drift(scores=True)
+        copy, drift = before.fork(), Drift(scores=scored)
         with copy.edit("one matrix") as e:
             attach(e, matrix, factors)
         drift.add(dense, scores(copy))
-        return drift.kl or 0.0
+        return drift.relative**2 if drift.kl is None else drift.kl
 
     return divergence

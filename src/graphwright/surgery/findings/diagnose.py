@@ -33,6 +33,7 @@ from graphwright.surgery.findings import (
 from graphwright.surgery.findings.diagnosis import Diagnosis, DiagnosisCancelled, Probe, stepped, stepper
 from graphwright.surgery.findings.effects import TARGETS
 from graphwright.surgery.findings.finding import Finding, Findings, Limits
+from graphwright.surgery.measure import scores_tokens
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -195,6 +196,9 @@ def _windows(model: Model, text: str) -> dict[str, Any]:
 
     if not isinstance(text, str):
         raise UsageError("not a text", where="text", expected="str", got=type(text).__name__)
+    if not scores_tokens(model.program):
+        raise UsageError("a text has no loss for a model that does not predict the next token", where=model.program.name,
+                         got=model.task, fix="diagnose(inputs=batch), with loss=name for rules that read gradients")  # fmt: skip
     ids = np.asarray(need_tokenizer(model).encode(text), np.int64)
     width = min(64, len(ids) - 1)
     if width < 1:

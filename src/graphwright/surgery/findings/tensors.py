@@ -16,7 +16,7 @@ from graphwright.models.metrics import non_finite
 from graphwright.models.metrics import validate as validate_model
 from graphwright.ops import traits
 from graphwright.program.axes.solve_axes import origin
-from graphwright.program.kinds import PARAM, STORED
+from graphwright.program.kinds import CONST, PARAM, STORED
 from graphwright.program.op_graph import Value
 from graphwright.program.selection import matches
 from graphwright.surgery.findings.diagnosis import Diagnosis
@@ -141,11 +141,12 @@ def _contradictions(d: Diagnosis) -> Iterator[Finding]:
         yield Finding("tensor", mismatch.where, mismatch.what, None, mismatch.expected, mismatch.got,
                       severity=Severity.ERROR)  # fmt: skip
     present, edits = {p.key(n) for n in p.params()}, [record for entry in p.journal for record in entry.edits]
+    stored = present | {p.key(n) for n in p.of_kind(CONST)}  # buffers of an imported class
     added = {record["attrs"]["key"] for record in edits if record["edit"] == "AddNode" and "key" in record["attrs"]}
     gone = {record["path"] for record in edits if record["edit"] == "RemoveNode"}
     expected = {key: path for path, key in model.keys.items()}
     for key, path in expected.items():
-        if key not in present and path not in gone:
+        if key not in stored and path not in gone:
             yield Finding("tensor", key, "the config requires this weight, but it is missing", severity=Severity.ERROR)
     for key in sorted(present - expected.keys() - added):
         yield Finding.of(p, "tensor", Severity.ERROR, "the config does not know this weight", p.readers(key)[0],

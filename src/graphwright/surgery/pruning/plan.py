@@ -16,6 +16,7 @@ from graphwright.program.editing.transaction import Transaction
 from graphwright.report import Report, listed, plain
 from graphwright.settings import AtLeastOne, Count, NotNegative, Settings, Share
 from graphwright.surgery.errors import StaleStep, check_choices
+from graphwright.surgery.measure import drift_text
 from graphwright.surgery.pruning.prunable import NEURONS, Where, remove_branch, residual_branches
 from graphwright.surgery.pruning.scores import CRITERIA
 from graphwright.timing import TimeComparison
@@ -28,7 +29,7 @@ TOOL = "graphwright.surgery.prune"
 SCHEMA = 1
 LABELS = {
     "parameters": "parameters", "bytes": "bytes", "flops": "FLOP/{each}", "perplexity": "perplexity",
-    "bits_per_byte": "bits per byte", "nats": "nats/token", "drift": "drift",
+    "bits_per_byte": "bits per byte", "nats": "nats/token",
 }  # fmt: skip
 
 
@@ -188,7 +189,7 @@ class PruneStep(Report):
 
     def __str__(self) -> str:
         if self.what == "module":
-            loss = "" if self.plain is None or self.error is None else f", loss {self.plain:.4f} => {self.error:.4f}"
+            loss = "" if self.plain is None or self.error is None else f", loss {self.plain:.4g} => {self.error:.4g}"
             return f"{self.name} cut, {self.params:,} parameters{loss}"
         error = "" if self.error is None else f", relative error {self.error:.3e}"
         return f"{self.name} {self.size} => {self.size - len(self.units)}, {self.params:,} parameters{error}"
@@ -203,7 +204,8 @@ class PruneReport(Report):
         reached: dict {of, before, after, asked}: the counted quantity, its values, and its limit.
         steps: the applied or planned steps, in order.
         before, after: dicts of parameters, bytes, flops of the program, and nats, perplexity, bits_per_byte on held-out
-            windows; drift if the program scores no tokens.
+            windows; if the program scores no tokens, relative and max_abs (difference of the first output from that
+            before), and for scores of classes kl and same_top.
         speed: ms per token (per run if the program scores no tokens) before and after; None if it was not measured.
         files: what exports write, {level, bytes} of their weights: `before`, and of the pruned model by preference
             (`class`, `size`); None without a model.
@@ -257,8 +259,10 @@ class PruneReport(Report):
         for name, label in LABELS.items():
             if name in self.after:
                 a, b = self.before.get(name), self.after[name]
-                share = f"  ({100 * (b / a - 1):+.1f} %)" if a and name != "drift" else ""
+                share = f"  ({100 * (b / a - 1):+.1f} %)" if a else ""
                 lines.append(f"  {label.format(each=each):<14}{_number(a)} => {_number(b)}{share}")
+        if "relative" in self.after:
+            lines.append(f"  {'outputs':<14}{drift_text(self.after)}")
         if self.speed is not None:
             lines.append(f"  {'ms per token' if 'nats' in self.after else 'ms per run':<14}{self.speed}")
         if self.files is not None:
@@ -272,7 +276,7 @@ class PruneReport(Report):
         tried = self.attempts if len(self.attempts) > 1 else []
         for row, a in enumerate(tried):
             what = f"{100 * a['share']:.0f} % as attention modules" if a["share"] else "units alone"
-            found = a["given_up"] or f"a loss of {a['calibration_loss']:.4f} on the calibration data"
+            found = a["given_up"] or f"a loss of {a['calibration_loss']:.4g} on the calibration data"
             lines.append(f"  {'' if row else 'tried':<14}{what}: {found}")
         lines += [f"  {'warning':<14}{w}" for w in self.warnings]
         data, journal = self.calibration, f"; journal {self.journal[:12]}" if self.journal else ""

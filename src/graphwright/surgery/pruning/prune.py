@@ -44,7 +44,7 @@ from graphwright.surgery.pruning.allocate import Curve, Goal, allocate, smallest
 from graphwright.surgery.pruning.plan import TOOL, PruneKeywords, PruneOptions, PrunePlan, PruneReport, PruneStep
 from graphwright.surgery.pruning.prunable import PrunableAxis, ResidualBranch
 from graphwright.surgery.pruning.restore import RIDGE, Gram, ProductCut, Restored, restored
-from graphwright.surgery.pruning.scores import CRITERIA, error_scales, grams, importance, unit_columns
+from graphwright.surgery.pruning.scores import CRITERIA, error_scales, grams, importance, need_tokens, unit_columns
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -393,24 +393,33 @@ def prune(
         program: a program; or a model, which also provides the tokenizer, and calibration data by default.
         target: `Ratio`, `Params`, `Flops`, `Bytes` or `Latency`; a number is the share of a `Ratio`. A `Ratio` counts
             the nodes that `where` selects.
-        calibration: data to learn from, and held-out data to measure on; or a text, texts or ids to make them from.
+        calibration: data to learn from, and held-out data to measure on; or a source of `Calibration` to make them
+            from: a text, texts or ids; arrays by input name, or a list of such batches; for a program of one input that
+            is no text, an array of samples or a list of batches.
         dry_run: change nothing, and return a plan (`compress` and `orthogonalize` return the report of a copy).
         progress: called with `Progress`.
         options: see `PruneOptions`.
     Returns: a `PruneReport`; with `dry_run` a `PrunePlan`.
     Raises: BudgetUnreachable with the smallest size that can be reached; NothingToPrune; MissingCalibration;
-        CalibrationTooSmall; NonFiniteWeight; UsageError. After any error the program is unchanged.
+        CalibrationTooSmall; NonFiniteWeight; UsageError. MissingCalibration too if `taylor` or scope `loss` is asked
+        for, which need the loss of next tokens, and the program has none. After any error the program is unchanged.
     """
     started = perf_counter()
     given, p = PruneOptions(**options), program_of(program)
     target = Ratio(target) if isinstance(target, int | float) else target
     model = None if isinstance(program, OpGraph) else program
+    if CRITERIA[given.method].needs == "gradients":
+        need_tokens(p, f"method={given.method!r}", "pass another method, e.g. 'greedy'")
+    if given.scope == "loss":
+        need_tokens(p, "scope='loss'", "pass scope='global'")
     nodes = pr.scope_nodes(p, given.where)
     pr.check_finite(p, pr.prunable(p, nodes, given.kinds, given.protect) if given.recipe != "modules" else [])
     data = calibration_of(program, calibration)
     if data is None:
         if model is None:
-            raise MissingCalibration("pruning a program needs calibration data", fix="pass Calibration(tokens)")
+            inputs = ", ".join(f"{name!r}: array" for name in p.input_names())
+            raise MissingCalibration("pruning a program needs calibration data", where=p.name,
+                                     fix=f"pass calibration={{{inputs}}}")  # fmt: skip
         data = Calibration.of(model)
     feeds = data.feeds(p, held=True)[0]
     goal = Goal.of_target(p, target, nodes, feeds)

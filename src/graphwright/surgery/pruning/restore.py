@@ -120,8 +120,9 @@ def regularised(h: np.ndarray, ridge: float | None = None) -> tuple[np.ndarray, 
     """Return H + λ I, which has a Cholesky factor, and the ridge: λ / (mean of the diagonal of H).
 
     Args:
-        ridge: by default the first of 1e-4, 1e-3, 1e-2 and 0.1 for which a Cholesky factor exists.
-    Raises: numpy.linalg.LinAlgError if there is no Cholesky factor for `ridge`, or by default for 0.1.
+        ridge: by default the first of 1e-4, 1e-3, 1e-2 and 0.1 for which a Cholesky factor exists. If none does, H has
+            negative eigenvalues, which are rounding (of inputs that hardly vary), and count as 0.
+    Raises: numpy.linalg.LinAlgError if there is no Cholesky factor for `ridge`.
     """
     scale = float(np.mean(np.diag(h))) or 1.0
     share = RIDGE if ridge is None else ridge
@@ -131,9 +132,14 @@ def regularised(h: np.ndarray, ridge: float | None = None) -> tuple[np.ndarray, 
             np.linalg.cholesky(wide)
             return wide, share
         except np.linalg.LinAlgError:
-            if ridge is not None or share >= MOST_RIDGE:
+            if ridge is not None:
                 raise
+            if share >= MOST_RIDGE:
+                break
             share *= 10
+    values, vectors = np.linalg.eigh(h)
+    h = (vectors * np.maximum(values, 0.0)) @ vectors.T
+    return h + share * (float(np.mean(np.diag(h))) or 1.0) * np.eye(len(h)), share
 
 
 @dataclass(frozen=True, slots=True)

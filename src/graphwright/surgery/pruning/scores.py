@@ -338,7 +338,7 @@ def scores(
             raise MissingCalibration(f"the score {method!r} needs calibration data", where=axis.name,
                                      fix="pass calibration=Calibration(tokens)")  # fmt: skip
         if criterion.needs == "gradients":
-            need_tokens(p, f"method={method!r}")
+            need_tokens(p, f"method={method!r}", "pass another method, e.g. 'obs'")
             weighed = importance(p, [found], calibration.feeds(p), criterion)
         else:
             moments = calibration.cached((p.hash(), axis.name), lambda: grams(
@@ -346,8 +346,9 @@ def scores(
     return criterion.costs(unit_columns(p, found, moments, weighed=weighed, ridge=ridge, seed=seed))
 
 
-def need_tokens(p: Program, what: str) -> None:
+def need_tokens(p: Program, what: str, fix: str | None = None) -> None:
     """Raise MissingCalibration if the program does not score next tokens, which the operation `what` needs."""
     if not scores_tokens(p):
         raise MissingCalibration(f"{what} needs a program that scores next tokens", where=p.name,
-                                 expected="an input `ids` and an output `logits`")  # fmt: skip
+                                 expected="an input `ids` and an output `logits`", fix=fix,
+                                 got=f"{', '.join(p.input_names())} => {', '.join(p.output_names())}")  # fmt: skip
