@@ -125,7 +125,8 @@ class Inspection(Report):
         if self.inputs and "ids" not in self.inputs:
             inputs = ", ".join(f"{name} {spec}" for name, spec in self.inputs.items())
             layers = f"{self.layers} layers, " if self.layers else ""
-            lines = [f"{self.model}: {self.family}, {layers}{size}", f"{flop} per sample of {inputs}, named sizes as 1; {graph}"]
+            costs = f"{flop} per sample of {inputs}, named sizes as 1; {graph}"
+            lines = [f"{self.model}: {self.family}, {layers}{size}", costs]
         if self.mixtures:
             used = ", ".join(_kinds(self.mixtures))
             each = sum(m.bytes for m in self.mixtures) / sum(m.experts for m in self.mixtures)
@@ -147,7 +148,8 @@ def inspect_program(p: Program, family: str = "program", name: str = "", dims: A
     """Report size and cost of a program in its current state, i.e. with its edits; `dims` are those of a model."""
     rows = (TensorRow(p.key(n), p.path(n), p.spec(n).dtype.name, p.spec(n).sizes, p.spec(n).nbytes) for n in p.params())
     facts = {"tied": bool(getattr(dims, "tied", False)), "layers": getattr(dims, "layers", 0)}
-    facts |= {"flops_per_token": flops(p, ones(p)), "kv_bytes_per_token": kv_bytes_per_token(p) if "ids" in p.input_names() else 0}
+    cached = kv_bytes_per_token(p) if "ids" in p.input_names() else 0
+    facts |= {"flops_per_token": flops(p, ones(p)), "kv_bytes_per_token": cached}
     facts["mixtures"] = found = mixtures(p)
     entries = sum(p.spec(n).size for n in {p.key(n): n for n in p.params()}.values())
     idle = sum(m.parameters * (m.experts - m.k) // m.experts for m in found if m.k is not None)

@@ -197,8 +197,8 @@ def _windows(model: Model, text: str) -> dict[str, Any]:
     if not isinstance(text, str):
         raise UsageError("not a text", where="text", expected="str", got=type(text).__name__)
     if not scores_tokens(model.program):
-        raise UsageError("a text has no loss for a model that does not predict the next token", where=model.program.name,
-                         got=model.task, fix="diagnose(inputs=batch), with loss=name for rules that read gradients")  # fmt: skip
+        raise UsageError("a text has no loss for a model that does not predict the next token", got=model.task,
+                         where=model.program.name, fix="diagnose(inputs=batch, loss=name of an output)")  # fmt: skip
     ids = np.asarray(need_tokenizer(model).encode(text), np.int64)
     width = min(64, len(ids) - 1)
     if width < 1:
