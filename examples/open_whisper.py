@@ -15,7 +15,7 @@ import graphwright as gw
 from graphwright import surgery as sg
 
 CONFIG = WhisperConfig(
-    d_model=32, encoder_layers=3, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
+    d_model=32, encoder_layers=2, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
     encoder_ffn_dim=64, decoder_ffn_dim=64, vocab_size=99, num_mel_bins=8, max_source_positions=20,
     max_target_positions=12, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
 )  # fmt: skip

@@ -129,7 +129,7 @@ def test_padding_does_not_count_as_drift():
     assert sg.compare(p, q, feeds[0]).outputs["max_abs"] == pytest.approx(np.abs(y - x).max(), rel=1e-5)
 
 
-def test_an_output_that_is_no_logits_has_no_kl():
+def test_features_have_no_kl():
     p = classifier()
     with p.edit("another name") as e:
         e.set_outputs(features=p.node("head"))

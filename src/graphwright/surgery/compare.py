@@ -81,7 +81,7 @@ def compare(a: Program | Model, b: Program | Model, inputs: Any, *, prompts: int
     Args:
         a, b: programs or models with the same inputs and outputs.
         inputs: windows of token ids [n, T]; ids [N], a text or texts, which are cut into windows of up to 512 tokens,
-            without the rest; arrays by input name, or of the only input if it is no text; or a `Calibration`, whose
+            without the rest; arrays by input name, or of the only input unless it is a text; or a `Calibration`, whose
             held-out windows are used.
         prompts: number of windows whose first 8 tokens both programs continue greedily, >= 1.
     Raises: ShapeError if the outputs have different shapes; UsageError if there are no inputs, or for `prompts`.

@@ -149,7 +149,7 @@ Divergence = Callable[[Matrix, Factors], float]
 def divergence_of(program: Program, calibration: Calibration) -> Divergence:
     """Return a function of a matrix and its factors: KL(program ‖ program with these factors), in nats.
 
-    Outputs that are no logits are compared by their squared relative difference.
+    Outputs other than logits are compared by their squared relative difference.
     The function compares the first outputs on the first chunk of windows; later edits of the program do not affect it.
     """
     before, feeds, name = program.fork(), calibration.feeds(program)[0], program.output_names()[0]
