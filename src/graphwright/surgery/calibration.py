@@ -21,6 +21,7 @@ from graphwright.graph import NodeId
 from graphwright.models.generation.text import IDS, check_ids, token_rows, vocabulary, with_mask
 from graphwright.models.tokenizer import need_tokenizer
 from graphwright.program.kinds import INPUT
+from graphwright.program.op_graph import OpGraph
 from graphwright.program.run import run_nodes
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def calibration_of(program: Program | Model, source: CalibrationSource | None) -
     """Return calibration data or None unchanged; make data from another source, with the tokenizer of a model."""
     if source is None or isinstance(source, Calibration):
         return source
-    p = getattr(program, "program", program)
+    p = program if isinstance(program, OpGraph) else program.program
     return Calibration(named(p, source), tokenizer=getattr(program, "tokenizer", None))
 
 

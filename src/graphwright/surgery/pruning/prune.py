@@ -394,8 +394,8 @@ def prune(
         target: `Ratio`, `Params`, `Flops`, `Bytes` or `Latency`; a number is the share of a `Ratio`. A `Ratio` counts
             the nodes that `where` selects.
         calibration: data to learn from, and held-out data to measure on; or a source of `Calibration` to make them
-            from: a text, texts or ids; arrays by input name, or a list of such batches; for a program of one input that
-            is no text, an array of samples or a list of batches.
+            from: a text, texts or ids; arrays by input name, or a list of such batches; for a program whose one input
+            is not a text, an array of samples or a list of batches.
         dry_run: change nothing, and return a plan (`compress` and `orthogonalize` return the report of a copy).
         progress: called with `Progress`.
         options: see `PruneOptions`.
