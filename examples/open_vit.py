@@ -43,7 +43,7 @@ def main(steps: int, out: str) -> None:
     trained(images[:1400], labels[:1400], steps).save_pretrained(f"{out}/vit")
 
     model = gw.open(f"{out}/vit", tokenizer=False)
-    print(model.program.imported)
+    print(model.inspect().text(depth=1))
     test, answers = images[1400:].numpy(), labels[1400:].numpy()
     print(f"as trained: {accuracy(model(pixel_values=test)['logits'], answers):.3f} of the held-out digits")
 

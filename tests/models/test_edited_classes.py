@@ -26,12 +26,12 @@ IMAGES = RNG.normal(size=(16, 3, 32, 32)).astype("f4")
 IDS, MASK = RNG.integers(3, 99, (16, 12)), np.ones((16, 12), np.int64)
 MASK[::2, 9:] = 0
 FEEDS = {
-    "vit": {"pixel_values": IMAGES}, "resnet": {"pixel_values": IMAGES},
-    "bert": {"input_ids": IDS, "attention_mask": MASK},
+    "deit": {"pixel_values": IMAGES}, "resnet": {"pixel_values": IMAGES},
+    "electra": {"input_ids": IDS, "attention_mask": MASK},
     "whisper": {"input_features": RNG.normal(size=(12, 8, 100)).astype("f4"),
                 "decoder_input_ids": RNG.integers(3, 99, (12, 5))},
 }  # fmt: skip
-OPENED = [*FEEDS] if DEEP else ["vit", "resnet", "bert"]
+OPENED = [*FEEDS] if DEEP else ["deit", "resnet", "electra"]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def forked(models: dict[str, tuple[Any, Model]], name: str) -> Model:
     return models[name][1].with_program(models[name][1].program.fork())
 
 
-@pytest.mark.parametrize(("name", "kind"), [("vit", "heads"), ("bert", "heads"), ("resnet", "channels")])
+@pytest.mark.parametrize(("name", "kind"), [("deit", "heads"), ("electra", "heads"), ("resnet", "channels")])
 def test_cut_units_are_those_that_a_masked_checkpoint_has_not(models, name, kind, tmp_path):
     """Without restoring: transformers runs the original file with zeros in the columns that read the units."""
     module, original = models[name]
@@ -75,17 +75,20 @@ def test_cut_units_are_those_that_a_masked_checkpoint_has_not(models, name, kind
 
 
 @pytest.mark.parametrize("name", OPENED)
-def test_sound_models_have_no_defects_before_and_after_pruning(models, name):
+def test_sound_models_have_no_errors_and_pruning_adds_no_finding(models, name):
     model = forked(models, name)
-    assert not model.diagnose()
-    assert {f.kind for f in model.diagnose(inputs=FEEDS[name], loss="logits")} <= {"gain"}  # random: tokens collapse
+    before = {(f.kind, f.where) for f in model.diagnose()}
+    assert all(f.severity <= sg.Severity.WARNING for f in model.diagnose())
+    assert name == "deit" or not before  # the class begins with tokens and positions of zeros
+    found = model.diagnose(inputs=FEEDS[name], loss="logits")
+    assert {(f.kind, f.where) for f in found if f.kind != "gain"} == before  # random: tokens collapse
     report = model.prune(0.2, FEEDS[name], timed=False)
     assert report.after["parameters"] < report.before["parameters"]
-    assert not model.diagnose()
+    assert {(f.kind, f.where) for f in model.diagnose()} <= before
     assert 0 < report.after["relative"] < 1
     with model.edit("a value that is not finite") as e:
         e.set_weight(next(iter(report.steps[0].shapes)), lambda w: w * np.nan)
-    assert {f.kind for f in model.diagnose()} == {"tensor"}
+    assert {f.kind for f in model.diagnose() if (f.kind, f.where) not in before} == {"tensor"}
 
 
 @pytest.mark.deep
@@ -96,12 +99,12 @@ def test_whisper_heads_whose_inputs_hardly_vary_are_pruned(models):
 
 def test_missing_data_name_the_inputs(models):
     with pytest.raises(sg.MissingCalibration, match=r"'pixel_values': array f32\[B, 3, 32, 32\]"):
-        forked(models, "vit").prune(0.2, timed=False)
+        forked(models, "deit").prune(0.2, timed=False)
     with pytest.raises(UsageError, match="no loss"):
-        forked(models, "vit").diagnose(text="a text")
+        forked(models, "deit").diagnose(text="a text")
 
 
-@pytest.mark.parametrize(("name", "kind"), [("vit", "heads"), ("bert", "neurons"), ("resnet", "channels")])
+@pytest.mark.parametrize(("name", "kind"), [("deit", "heads"), ("electra", "neurons"), ("resnet", "channels")])
 def test_a_closed_gate_is_a_cut(models, name, kind):
     gated, cut = forked(models, name), forked(models, name)
     group = next(a.group for a in prunable(gated.program, kinds=(kind,)))

@@ -109,7 +109,7 @@ def feeds_of(p: Program, ids: np.ndarray, **extra: np.ndarray) -> dict[str, np.n
 
 
 def with_mask(p: Program, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return inputs by name; where `input_ids` are given, absent inputs of `FILLED` are added if the program has them."""
+    """Return inputs by name, with absent inputs of `FILLED` that the program has, where `input_ids` are given."""
     if IDS not in given:
         return dict(given)
     absent = {name: value for name, value in FILLED.items() if name in p.input_names() and name not in given}
