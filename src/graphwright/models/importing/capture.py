@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import operator as python
 import re
 import warnings
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 from torch._decomp import get_decompositions
+from torch._subclasses import fake_tensor
 from torch.export import Dim, ExportedProgram, default_decompositions
 from torch.export.graph_signature import InputKind
 from torch.fx.experimental import _config
@@ -309,7 +309,7 @@ def _in_mode(module: torch.nn.Module, train: bool) -> Iterator[None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Context manager: without the warnings of torch's exporter, and the log of its errors, which name its own code."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log = fake_tensor.log
     before = log.disabled
     log.disabled = True
     try:
