@@ -74,13 +74,12 @@ def test_the_field_of_the_config_that_counts_neurons_is_found(opened, tmp_path):
     assert json.loads((tmp_path / "out/config.json").read_text())["intermediate_size"] == 48
 
 
-@pytest.mark.parametrize(("name", "check"), [("deit", "auto"), ("electra", "none")])
-def test_a_layer_less_is_another_number_of_layers(opened, tmp_path, name, check):
+@pytest.mark.parametrize("name", ["deit", "electra"])
+def test_a_layer_less_is_another_number_of_layers(opened, tmp_path, name):
     m = opened(name)  # the one normalises before a branch, the other after the addition
     m.program.select("**").layers[[0]].prune()
-    receipt = m.export(tmp_path / "out", check=check, timed=False)
+    receipt = m.export(tmp_path / "out", check="none", timed=False)
     assert receipt.level == 2
-    assert receipt.confirmed == (check == "auto")
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["num_hidden_layers"] == 1
 

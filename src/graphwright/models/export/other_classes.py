@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy, deepcopy
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from graphwright.models.model import Model
     from graphwright.program.program import Program
 
+MOST = 200
+"""Configs that are tried; making a class on the meta device takes 10 ms to 1 s."""
 EQUAL = 1e-5
 """Tolerated difference of outputs, relative to the largest entry: rounding of float32 in another order."""
 Shapes = Mapping[str, tuple[int, ...]]
@@ -284,16 +286,21 @@ class _ConfigSearch:
             new = implied.pop() if len(implied) == 1 else 0.0
             if new == int(new) and new >= 1 and new != value:
                 values[location] = int(new)
-        for count in range(1, min(len(values), 4) + 1):
-            for chosen in combinations(values, count):
-                given = {location: values[location] for location in chosen}
-                for more in ({}, *self._scaled(given)):
-                    made = self._changed(given | more, fields)
-                    if self._shapes(made) == wanted:
-                        yield made, renamed
+        for numbers in islice(self._choices(values), MOST):
+            made = self._changed(numbers, fields)
+            if self._shapes(made) == wanted:
+                yield made, renamed
         (path, axis), (old, new) = next(iter(differing.items()))
         self.reasons = [Reason(path, f"{new} along axis {axis} where the class has {old}, and no fields of the config "
                                      "give all sizes")]  # fmt: skip
+
+    def _choices(self, values: Mapping[Location, int]) -> Iterator[dict[Location, int]]:
+        """Yield one to four of the numbers, each time also with others that change in the same ratio."""
+        for count in range(1, min(len(values), 4) + 1):
+            for chosen in combinations(values, count):
+                given = {location: values[location] for location in chosen}
+                yield given
+                yield from (given | more for more in self._scaled(given))
 
     def _scaled(self, given: Mapping[Location, int]) -> Iterator[dict[Location, int]]:
         """Yield one or two more numbers that change in the ratio of a changed one.
