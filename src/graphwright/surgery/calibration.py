@@ -208,7 +208,8 @@ def named(p: Program, source: Any) -> Any:
         raise UsageError("the program has several inputs", where=p.name, expected=", ".join(p.input_names()),
                          got="values without a name", fix="pass arrays by input name")  # fmt: skip
     (name,) = p.input_names()
-    if isinstance(source, Sequence) and np.ndim(source[0] if source else 0) == len(p.spec(name).shape):
+    first = numbers(source[0], name) if isinstance(source, Sequence) and source else None
+    if first is not None and first.ndim == len(p.spec(name).shape):
         return [{name: batch} for batch in source]
     return {name: source}
 
@@ -298,7 +299,7 @@ def windows_of(source: Any, context: int, tokenizer: Any) -> tuple[dict[str, np.
     if not isinstance(source, Mapping) and _by_name(source):
         source = _joined(source)
     if isinstance(source, Mapping):
-        found = {str(name): np.asarray(a) for name, a in source.items()}
+        found = {str(name): numbers(a, str(name)) for name, a in source.items()}
         shapes = {n: a.shape for n, a in found.items()}
         if len({np.shape(a)[:1] for a in found.values()}) > 1 or not all(map(np.ndim, found.values())):
             raise UsageError("the inputs have different numbers of samples", expected="equal shape[0]", got=shapes)
@@ -315,6 +316,18 @@ def windows_of(source: Any, context: int, tokenizer: Any) -> tuple[dict[str, np.
     return {"ids": np.stack(rows)}, len(rows[0])
 
 
+def numbers(values: Any, name: str) -> np.ndarray:
+    """Convert the values of an input to an array. Raises: UsageError if they are not numbers, or have no one shape."""
+    try:
+        found = np.asarray(values)
+    except ValueError as error:
+        raise UsageError("the samples of an input have different shapes", where=name, got=str(error)) from error
+    if found.dtype.kind not in "biuf" and found.dtype.name != "bfloat16":
+        raise UsageError("the values of an input are not numbers", where=name, expected="an array of numbers",
+                         got=f"{type(values).__name__} of {found.dtype}")  # fmt: skip
+    return found
+
+
 def _by_name(source: Any) -> bool:
     """Return whether a source is arrays by input name, or a list of such batches."""
     batches = isinstance(source, Sequence) and len(source) > 0 and all(isinstance(each, Mapping) for each in source)
@@ -323,7 +336,7 @@ def _by_name(source: Any) -> bool:
 
 def _joined(batches: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
     """Join batches along their first dimension. Raises: UsageError if their names or other dimensions differ."""
-    parts = [{str(name): np.asarray(a) for name, a in batch.items()} for batch in batches]
+    parts = [{str(name): numbers(a, str(name)) for name, a in batch.items()} for batch in batches]
     for i, part in enumerate(parts):
         if part.keys() != parts[0].keys():
             raise UsageError("the batches have different inputs", where=f"batch {i}", expected=", ".join(parts[0]),
