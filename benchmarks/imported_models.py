@@ -30,7 +30,7 @@ VIT = tf.ViTConfig(hidden_size=192, num_hidden_layers=12, num_attention_heads=3,
                    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)  # fmt: skip
 BERT = tf.BertConfig(hidden_size=512, num_hidden_layers=4, num_attention_heads=8, intermediate_size=2048,
                      hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)  # fmt: skip
-GPT2 = tf.GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+GPT2 = tf.GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False)
 MODELS: dict[str, tuple[type, Any, tuple[int, ...]]] = {
     "ResNet-18, 4 images of 224": (tf.ResNetForImageClassification, RESNET, (4, 3, 224, 224)),
     "ViT-tiny, 8 images of 224": (tf.ViTForImageClassification, VIT, (8, 3, 224, 224)),
