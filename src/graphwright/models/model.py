@@ -16,6 +16,7 @@ from graphwright.array import Device, NDArray
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import ShapeError, UsageError
 from graphwright.models.architectures.architecture import Architecture, Config
+from graphwright.models.architectures.tasks import LANGUAGE_MODEL
 from graphwright.models.export.write import save_model
 from graphwright.models.generation.cache import CHUNK, KVCache, StaticCache, check_cache_of
 from graphwright.models.generation.cached_program import with_padding
@@ -48,9 +49,6 @@ if TYPE_CHECKING:
     from graphwright.program.editing.transaction import Transaction
     from graphwright.program.op_graph import Ref
     from graphwright.program.run import Run
-
-
-LANGUAGE_MODEL = "causal-lm"
 
 
 @checked

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from graphwright.files import JsonError, read_file, read_json
+from graphwright.models.architectures.tasks import LANGUAGE_MODEL
 from graphwright.models.errors import ConfigError, ModelNotFound
 from graphwright.report import Report
 
@@ -184,7 +185,7 @@ class Architecture:
     notes: Callable[[Config], tuple[str, ...]] | None = None
     buffers: frozenset[str] = frozenset()
     imported: Report | None = None
-    task: str = "causal-lm"
+    task: str = LANGUAGE_MODEL
     defaults: Mapping[str, int] = field(default_factory=lambda: {"attention_mask": 1})
     copies: Mapping[str, str] = field(default_factory=lambda: {"lm_head.weight": "embed.weight"})
     older: tuple[tuple[str, str], ...] = ()

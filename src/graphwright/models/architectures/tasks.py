@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+LANGUAGE_MODEL = "causal-lm"
+"""Task of a model that predicts the next token."""
 _TASKS = {
-    "ForCausalLM": "causal-lm", "LMHeadModel": "causal-lm", "ForMaskedLM": "masked-lm", "ForPreTraining": "pretraining",
+    "ForCausalLM": LANGUAGE_MODEL, "LMHeadModel": LANGUAGE_MODEL,
+    "ForMaskedLM": "masked-lm", "ForPreTraining": "pretraining",
     "ForConditionalGeneration": "sequence-to-sequence", "ForSequenceClassification": "sequence-classification",
     "ForTokenClassification": "token-classification", "ForQuestionAnswering": "question-answering",
     "ForImageClassification": "image-classification", "ForMultipleChoice": "multiple-choice",

@@ -28,6 +28,7 @@ from graphwright.models.codegen.names import Names, attributes, check_keys
 from graphwright.models.codegen.patterns import why_not_static
 from graphwright.models.codegen.statements import Statements, consts_of, op_text
 from graphwright.models.errors import ExportLevelImpossible
+from graphwright.models.generation.text import IDS, MASK
 from graphwright.ops import OPS, traits
 from graphwright.ops.emit import Source
 from graphwright.program.kinds import CONST, INPUT, STORED
@@ -36,7 +37,6 @@ from graphwright.program.op_graph import Value
 if TYPE_CHECKING:
     from graphwright.program.program import Program
 
-IDS, MASK = "input_ids", "attention_mask"
 INPUTS = {"ids": ("B", "T"), "positions": ("B", "T")}
 """Inputs that transformers feeds, with the names of their sizes."""
 

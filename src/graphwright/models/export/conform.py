@@ -16,16 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.array import NDArray, from_numpy
-from graphwright.array import dtype as named
 from graphwright.autograd import Parameter, Variable
 from graphwright.autograd.variable import remapped
 from graphwright.models.architectures.architecture import Config, size_of
 from graphwright.models.codegen.modules import LAYER
 from graphwright.models.export.affine_map import AffineMap, constant
 from graphwright.models.export.template_match import TRUNK, TemplateMatch, key_heads, uncast, unit_of
-from graphwright.models.loading import template_keys
+from graphwright.models.loading import assemble, template_keys
 from graphwright.ops import traits
-from graphwright.program.builder import Builder
 from graphwright.program.kinds import STORED
 from graphwright.program.op_graph import Value
 from graphwright.program.weights import SOURCE, as_array
@@ -180,18 +178,17 @@ def conform(
     The match must have no unmatched nodes, and its units and eps must fit `dims`. `layers` maps each layer of the
     result to the layer whose weights it gets, by default the layer with the same number.
     """
-    maker, p, b = _WeightBuilder(model, match, dims), model.program, Builder(model.program.name)
+    maker, p = _WeightBuilder(model, match, dims), model.program
     keys = template_keys(model.arch, dims, model.keys)
-    params: dict[str, Value] = {}
+    values: dict[str, Parameter] = {}
     untouched: list[NDArray] = []
     for path, _, shape, terms in model.arch.weights(dims):
         array, name = maker.weight(origin_of(path, layers), shape, terms)
         key = keys[path]
-        params[path] = b.param(path, Parameter(array, True, name or key), key=key)
+        values[path] = Parameter(array, True, name or key)
         if p.weights.reference_of(array) == SOURCE:
             untouched.append(array)
-    model.arch.build(b, dims, params, named(model.compute))
-    program = b.build()
+    program = assemble(model.arch, dims, keys, values, model.compute, p.name)
     for array in untouched:
         program.weights.refer(array)
     made = model.with_program(program, config, dims)

@@ -10,7 +10,8 @@ import numpy as np
 from graphwright.array import Spec, random
 from graphwright.array import dtype as named
 from graphwright.errors import UsageError
-from graphwright.models.generation.text import UNBOUNDED, indexed_rows, longest_text
+from graphwright.models.architectures.tasks import LANGUAGE_MODEL
+from graphwright.models.generation.text import IDS, MASK, UNBOUNDED, indexed_rows, longest_text
 from graphwright.models.tokenizer import Tokenizer
 from graphwright.program.kinds import INPUT
 from graphwright.program.run import check_feeds
@@ -23,7 +24,6 @@ Example = Mapping[str, np.ndarray]
 """Input name of transformers -> its array."""
 
 GREEDY_TOKENS = 32
-IDS, MASK = "input_ids", "attention_mask"
 _TEXTS = (
     "The following", "def __init__(self, *args, **kwargs):\n", "In a list of numbers, ", "Once upon a time",
     "If the two values are not equal, the result", "import os\n\n", "A class",
@@ -43,7 +43,7 @@ def examples(model: Model, given: Sequence[Any] | None = None) -> list[Example]:
             values of two sizes.
     Raises: UsageError for other data, and for an empty list; FeedError for inputs that the program does not have.
     """
-    if model.task == "causal-lm":
+    if model.task == LANGUAGE_MODEL:
         longest = longest_text(model.program)
         if model.arch.imported is not None:  # its table of positions may have rows that no position reads
             longest = min(longest, model.config_dims.positions or longest)

@@ -17,6 +17,7 @@ from graphwright.arguments import checked
 from graphwright.array import dtype as named
 from graphwright.errors import MissingExtra, NonFinite, UsageError
 from graphwright.files import StrPath, atomic_directory, check_free, target_path
+from graphwright.models.architectures.tasks import LANGUAGE_MODEL
 from graphwright.models.errors import ExportError, VerificationFailed
 from graphwright.models.export.examples import IDS, Example, examples, random_example, random_facts
 from graphwright.models.export.ladder import ExportPlan, Ladder, Prefer
@@ -34,7 +35,6 @@ from graphwright.models.export.receipt import (
 )
 from graphwright.models.export.snippet import EAGER, UNALIGNED, loading_options, snippet
 from graphwright.models.export.verify import (
-    LANGUAGE_MODEL,
     LoaderOutput,
     compare,
     compute_here,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphwright.models.architectures.architecture import dimension_of
+from graphwright.models.architectures.tasks import LANGUAGE_MODEL
 from graphwright.models.codegen.patterns import pattern_of, sparse_attentions
 from graphwright.models.codegen.source import CodeFiles, emittable, generate, generate_task
 from graphwright.models.errors import ExportLevelImpossible
@@ -83,7 +84,7 @@ class GeneratedCode(ExportLevel):
 
     @property
     def _language_model(self) -> bool:
-        return self.case.model.task == "causal-lm"
+        return self.case.model.task == LANGUAGE_MODEL
 
     @property
     def _buffers(self) -> dict[str, str]:

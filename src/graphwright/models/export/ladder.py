@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from graphwright.errors import UsageError
+from graphwright.models.architectures.tasks import LANGUAGE_MODEL
 from graphwright.models.errors import ExportLevelImpossible
 from graphwright.models.export.generated_code import GeneratedCode
 from graphwright.models.export.levels import ExportLevel, LevelPlan, SameClass
@@ -109,7 +110,7 @@ class Ladder:
     """All export levels of a model; of a decoder with a template, weights are only read when files are written."""
 
     def __init__(self, model: Model) -> None:
-        decoder = model.arch.imported is None and model.task == "causal-lm"
+        decoder = model.arch.imported is None and model.task == LANGUAGE_MODEL
         case, levels = (TemplateCase(model), LEVELS) if decoder else (ClassCase(model), CLASS_LEVELS)
         self.levels = tuple(level(case) for level in levels.values())
         numbers = [tuple(level.number for level in self.levels if level.carries(d)) for d in case.deviations]

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from graphwright.models.architectures.tasks import LANGUAGE_MODEL
 from graphwright.models.export.template_match import (
     Deviation,
 )
@@ -118,7 +119,7 @@ class ExportLevel(ABC):
     @property
     def made_by(self) -> str:
         """The class of transformers that loads the files."""
-        if self.case.model.task == "causal-lm":
+        if self.case.model.task == LANGUAGE_MODEL:
             return "AutoModelForCausalLM"
         return "AutoModel" if self.runs_code else self.case.model.config["architectures"][0]
 

@@ -18,6 +18,7 @@ from graphwright.array import BY_TAG
 from graphwright.errors import NonFinite
 from graphwright.files import JsonError, atomic_write, blake2b_128, read_json, sha256_file
 from graphwright.graph import canonical_json
+from graphwright.models.architectures.tasks import LANGUAGE_MODEL
 from graphwright.models.errors import ExportError
 from graphwright.models.export.examples import GREEDY_TOKENS, Example
 from graphwright.models.generation.timed import CONTEXT, decode_calls, prefill_calls, run_call
@@ -245,7 +246,7 @@ def latency(source: Model | None, written: Model, model: Model, example: Example
     sides = {"after": written} | ({} if written is model or source is None else {"program": model})
     kinds: dict[str, Any] = {"prefill": prefill_calls, "decode": decode_calls}
     context = {"context": CONTEXT}
-    if model.task != "causal-lm":
+    if model.task != LANGUAGE_MODEL:
         context, kinds = {}, {"run": lambda *programs: [run_call(p, example) for p in programs]}
     found: dict[str, Any] = {name: {} for name in kinds}
     try:

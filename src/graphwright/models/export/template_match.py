@@ -22,9 +22,8 @@ from graphwright.graph import NodeId
 from graphwright.models.architectures.architecture import Architecture, dimension_of, size_of
 from graphwright.models.codegen.modules import LAYER
 from graphwright.models.export.affine_map import AffineMap, constant, constants, find_affine_map
-from graphwright.models.loading import template_keys
+from graphwright.models.loading import assemble, template_keys
 from graphwright.ops import OPS, traits
-from graphwright.program.builder import Builder
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import CONST, INPUT, STORED
 from graphwright.program.op_graph import Value
@@ -162,14 +161,12 @@ def template(model: Model, dims: Any, keys: Mapping[str, str]) -> Program:
 
     A weight that the program lacks has the dtype of most of the others.
     """
-    b, params, program = Builder("template"), {}, model.program
+    program = model.program
     stored = {program.key(n): program.spec(n).dtype for n in program.params()}
     usual = Counter(stored.values()).most_common(1)[0][0] if stored else dtype("float32")
-    for path, _, shape, _ in model.arch.weights(dims):
-        array = abstract_array(shape, stored.get(keys[path], usual))
-        params[path] = b.param(path, Parameter(array, True, keys[path]), key=keys[path])
-    model.arch.build(b, dims, params, dtype(model.compute))
-    return b.build()
+    values = {path: Parameter(abstract_array(shape, stored.get(keys[path], usual)), True, keys[path])
+              for path, _, shape, _ in model.arch.weights(dims)}  # fmt: skip
+    return assemble(model.arch, dims, keys, values, model.compute, "template")
 
 
 def _template_dims(model: Model) -> Any:

@@ -20,6 +20,7 @@ import numpy as np
 
 from graphwright.errors import GraphwrightError
 from graphwright.files import sha256_file
+from graphwright.models.architectures.tasks import LANGUAGE_MODEL
 from graphwright.models.errors import VerificationFailed
 from graphwright.models.export.examples import GREEDY_TOKENS, IDS, Example, random_example
 from graphwright.models.export.ladder import LEVELS
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 600
 _ROUNDING = 1e-6  # rounding of a float32 forward pass, relative to the largest logit; measured on the test models
-LANGUAGE_MODEL, LANGUAGE_MODEL_LOADER = "causal-lm", "AutoModelForCausalLM"
+LANGUAGE_MODEL_LOADER = "AutoModelForCausalLM"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import Any
 from graphwright.array import DType
 from graphwright.errors import MissingExtra
 from graphwright.models.architectures.architecture import Architecture, Config
-from graphwright.models.architectures.tasks import task_of
+from graphwright.models.architectures.tasks import LANGUAGE_MODEL, task_of
 from graphwright.models.errors import UnsupportedArchitecture
 from graphwright.models.importing.report import Imported
 from graphwright.models.importing.skeleton import Skeleton, load_skeleton, save_skeleton, skeleton_of
@@ -141,7 +141,7 @@ def _captured(made: Any, config: Config, compute: str, files: Collection[str]) -
     hub_config = _hub_config(config)
     module, values = meta_module(made, hub_config, getattr(torch, compute))
     inputs, sizes = example_inputs(module, hub_config, task_of(name))
-    rename = _NAMES if task_of(name) == "causal-lm" else {}
+    rename = _NAMES if task_of(name) == LANGUAGE_MODEL else {}
     with _one_text_a_row(), _numbers_kept():
         p = program_of(module, (), inputs, sizes=sizes, name=config.path.parent.name, values=values, rename=rename)
     state, report = module.state_dict(), p.imported
@@ -333,9 +333,9 @@ def example_inputs(module: Any, hub_config: Any, task: str) -> tuple[dict[str, A
         shapes["input_values"] = ("B", "L")
     else:
         shapes["input_ids"] = ("B", "T")
-        if task == "causal-lm" and "position_ids" in accepted:
+        if task == LANGUAGE_MODEL and "position_ids" in accepted:
             shapes["position_ids"] = ("B", "T")
-        elif task != "causal-lm" and "attention_mask" in accepted:
+        elif task != LANGUAGE_MODEL and "attention_mask" in accepted:
             shapes["attention_mask"] = ("B", "T")
     if getattr(hub_config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted:
         shapes["decoder_input_ids"] = ("B", "S")
