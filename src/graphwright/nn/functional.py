@@ -132,7 +132,7 @@ def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """`attention` in torch's form: operands [..., T, D], of up to four axes.
+    """`attention` in torch's form: operands [..., T, D]; all axes before the last three are a batch.
 
     Args:
         attn_mask: bool, true where a key is visible, or floating, added to the scores.
@@ -148,17 +148,22 @@ def scaled_dot_product_attention(
     if not query.ndim == key.ndim == value.ndim or query.ndim > 4:
         shared = broadcast_shapes(*(x.shape[:-2] for x in (query, key, value)))
         query, key, value = (x.expand(*shared, *x.shape[-2:]) for x in (query, key, value))
-    lead = 4 - query.ndim
-    if lead < 0:
-        expected = "at most 4 axes"
-        raise ShapeError("too many axes", where="scaled_dot_product_attention", expected=expected, got=query.spec)
-    q, k, v = (x.reshape(*(1,) * lead, *x.shape) for x in (query, key, value))
+    shape = query.shape[:-2]
+    q, k, v = (_of_batch(x) for x in (query, key, value))
     masks: dict[str, Any] = {}
     if attn_mask is not None:
-        masks["mask" if attn_mask.dtype.kind == "bool" else "bias"] = attn_mask
+        if query.ndim > 4 and any(type(n) is not int or n != 1 for n in attn_mask.shape[:-3]):
+            attn_mask = attn_mask.expand(*query.shape[:-3], *attn_mask.shape[-3:])
+        kind = "mask" if attn_mask.dtype.kind == "bool" else "bias"
+        masks[kind] = _of_batch(attn_mask) if attn_mask.ndim > 4 else attn_mask
     start = 0 if is_causal else None
     made = attention(q, k, v, causal=is_causal, q_start=start, dropout_p=dropout_p, scale=scale, **masks)
-    return made.reshape(*made.shape[lead:])
+    return made if len(shape) == 2 else made.reshape(*shape, *made.shape[2:])
+
+
+def _of_batch(x: Tensor) -> Tensor:
+    """Return x with four axes, of which the first joins all before the last three."""
+    return x.flatten(0, x.ndim - 4) if x.ndim > 4 else x.reshape(*(1,) * (4 - x.ndim), *x.shape)
 
 
 def visible(queries: int, keys: int, window: int | None = None, q_start: int | Tensor | None = None) -> Tensor:

@@ -82,8 +82,44 @@ class _OfKind(Module):
         self.nonlinearity = nonlinearity
 
 
+_WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+
+
+def unrolled(
+    kind: _Kind, x: Tensor, state: _State, weights: Mapping[str, Tensor | None], axis: int, back: bool = False,
+    present: Sequence[Tensor | None] | None = None,
+) -> tuple[Tensor, _State]:  # fmt: skip
+    """Run a cell over the steps of x, from the last one if `back`; return its outputs and its last state.
+
+    Args:
+        weights: those of the cell, `weight_ih` to `weight_hr`; None or left out where it has none.
+        axis: the axis of steps.
+        present: for each step bools [B, 1], which keep the state where false; None for all.
+    """
+    whole = functional.linear(x, _given(weights["weight_ih"]), weights.get("bias_ih"))
+    steps = list(range(x.shape[axis]))
+    outputs: list[Any] = [None] * len(steps)
+    for t in reversed(steps) if back else steps:
+        with scoped(f"step.{t}"):
+            b = functional.linear(state[0], _given(weights["weight_hh"]), weights.get("bias_hh"))
+            new = kind.step(whole.select(axis, t), b, state)
+            if (narrow := weights.get("weight_hr")) is not None:
+                new = functional.linear(new[0], narrow), *new[1:]
+            mask = None if present is None else present[t]
+            state = new if mask is None else tuple(where(mask, n, s) for n, s in zip(new, state, strict=True))
+        outputs[t] = state[0]
+    return stack(outputs, axis), state
+
+
+def _given(weight: Tensor | None) -> Tensor:
+    assert weight is not None
+    return weight
+
+
 _RNN = {"tanh": _Kind(1, 1, _tanh), "relu": _Kind(1, 1, _relu)}  # by name: the choices that torch offers
 _GRU, _LSTM = {"": _Kind(3, 1, _gru)}, {"": _Kind(4, 2, _lstm)}
+CELLS = {"rnn_tanh": _RNN["tanh"], "rnn_relu": _RNN["relu"], "gru": _GRU[""], "lstm": _LSTM[""]}
+"""The kinds of cells by the names of torch's operators."""
 
 
 # -- cells -------------------------------------------------------------------------------------------------------------
@@ -275,7 +311,8 @@ class _Recurrent(_OfKind):
                 # zeros for each layer, as one array would tie the units of all layers
                 first = _zeros(x, shapes) if given is None else tuple(t[len(ends)] for t in given)
                 with scoped(end):
-                    found, last = self._direction(x, first, end, axis, present)
+                    own = {label: getattr(self, f"{label}_{end}", None) for label in _WEIGHTS}
+                    found, last = unrolled(self.kind, x, first, own, axis, end.endswith("reverse"), present)
                 made.append(found)
                 ends.append(last)
             x = made[0] if len(made) == 1 else cat(made, -1)
@@ -284,25 +321,6 @@ class _Recurrent(_OfKind):
         states: _State = tuple(stack(list(parts)) for parts in zip(*ends, strict=True))
         optional(states)
         return x, states if self.kind.states > 1 else states[0]
-
-    def _direction(
-        self, x: Tensor, state: _State, end: str, axis: int, present: Sequence[Tensor | None] | None
-    ) -> tuple[Tensor, _State]:
-        """Run one direction of one layer; return its outputs and its last state."""
-        own = {label: getattr(self, f"{label}_{end}", None) for label in ("bias_ih", "bias_hh", "weight_hr")}
-        whole = functional.linear(x, getattr(self, f"weight_ih_{end}"), own["bias_ih"])
-        steps = list(range(x.shape[axis]))
-        outputs: list[Any] = [None] * len(steps)
-        for t in reversed(steps) if end.endswith("reverse") else steps:
-            with scoped(f"step.{t}"):
-                b = functional.linear(state[0], getattr(self, f"weight_hh_{end}"), own["bias_hh"])
-                new = self.kind.step(whole.select(axis, t), b, state)
-                if own["weight_hr"] is not None:
-                    new = functional.linear(new[0], own["weight_hr"]), *new[1:]
-                mask = None if present is None else present[t]
-                state = new if mask is None else tuple(where(mask, n, s) for n, s in zip(new, state, strict=True))
-            outputs[t] = state[0]
-        return stack(outputs, axis), state
 
     def _without_batch(self, x: Tensor, hx: Any) -> tuple[Tensor, Any]:
         each = lambda f, t: tuple(map(f, t)) if isinstance(t, tuple | list) else f(t)  # noqa: E731

@@ -15,7 +15,7 @@ from graphwright.array.vm.encode import attention as attention_forms
 from graphwright.array.vm.encode import rows as row_forms
 from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.attributes import Attr
-from graphwright.ops.axes import Atom, AxesUse, chain, product, size
+from graphwright.ops.axes import Atom, AxesUse, Product, chain, product, resolve, size
 from graphwright.ops.call import as_dtype, call
 from graphwright.ops.emit import TorchModule
 from graphwright.ops.linear import transposed
@@ -38,6 +38,9 @@ def _heads(u: AxesUse) -> None:
     u.same(q[1], product(k[1], repeats))
     u.kind(q[1], "heads")
     u.kind(k[1], "kv_groups")
+    if isinstance(batch := resolve(q[0]), Product):  # heads too may be joined with it, where windows are axis 1
+        for factor in batch.factors:
+            u.kind(factor, "heads")
     if size(repeats) != 1:
         u.kind(repeats, "queries")
     u.same(q[3], k[3])

@@ -60,6 +60,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Sequence[Any], list[tuple[int,
     "reshape -1": (lambda: Run(lambda m, x: x.reshape(x.shape[0], -1, 3)), ROWS, LENGTHS),
     "mask": (lambda: Run(lambda m, x: (x @ x.transpose(1, 2)).masked_fill(
         torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1), -1e9).softmax(-1)), ROWS, LENGTHS),
+    "bags": (lambda: Run(lambda m, x: m.e(x[..., 0].to(torch.int64) % 9), e=nn.EmbeddingBag(9, 4)), ROWS, LENGTHS),
     "mean": (lambda: Run(lambda m, x: x.sum(1) / x.shape[1]), ROWS, LENGTHS),
 }  # fmt: skip
 
@@ -85,6 +86,39 @@ def test_one_program_is_right_for_three_sizes(name):
     }
     for shape in shapes:
         agree(program, module, torch.randn(shape))
+
+
+def _skips(m: Any, x: torch.Tensor) -> torch.Tensor:
+    """A U-Net: halves twice, doubles twice, joined with what it had at that size."""
+    first = m.a(x)
+    second = m.b(F.max_pool2d(first, 2))
+    third = m.c(F.max_pool2d(second, 2))
+    up = torch.cat([m.up(third), second], 1)
+    return m.out(torch.cat([F.interpolate(up, scale_factor=2, mode="nearest"), first], 1) + x.mean(1, keepdim=True))
+
+
+def test_sizes_that_must_be_equal_are_equal():
+    torch.manual_seed(0)
+    convs = {n: nn.Conv2d(i, o, 3, padding=1) for n, i, o in (("a", 3, 4), ("b", 4, 4), ("c", 4, 6), ("out", 12, 2))}
+    module = Run(_skips, **convs, up=nn.ConvTranspose2d(6, 4, 2, 2))
+    program = opened(module, torch.randn(2, 3, 16, 20), IMAGE)
+    assert program.spec(program.inputs()[0]).shape == IMAGE
+    assert program.spec(program.node("out.conv")).shape == ("B", 2, "H", "W")
+    for shape in ((1, 3, 8, 12), (3, 3, 24, 4)):
+        agree(program, module, torch.randn(shape))
+    with pytest.raises(ShapeError, match="H"):
+        program(x=gw.tensor(torch.randn(2, 3, 18, 20).numpy()))
+
+
+def test_a_recurrent_layer_fixes_its_number_of_steps():
+    torch.manual_seed(0)
+    layer = nn.GRU(6, 4, batch_first=True, bidirectional=True)
+    module = Run(lambda m, x: m.r(x)[0].mean(1), r=layer)
+    program = opened(module, torch.randn(2, 5, 6), ROWS)
+    assert program.spec(program.inputs()[0]).shape == ("B", 5, 6)
+    report: Any = program.imported
+    assert report.fixed["T"].startswith("5,")
+    agree(program, module, torch.randn(3, 5, 6))
 
 
 def test_examples_of_size_1_and_of_equal_sizes_stay_named():

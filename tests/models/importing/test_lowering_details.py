@@ -141,3 +141,54 @@ def test_an_error_of_torch_names_the_line_of_the_module():
         gw.from_torch(Failing(), (torch.ones(2, 3),))
     first = Failing.forward.__code__.co_firstlineno
     assert caught.value.where == f"test_lowering_details.py:{first + 1}"
+
+
+def windows(x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """Attention within windows, which are an axis of their own."""
+    q = x.unflatten(-1, (2, 3)).movedim(-2, 2)
+    return functional.scaled_dot_product_attention(q, q * 2, q + 1, mask).movedim(2, -2).flatten(-2)
+
+
+BIASES = [None, (5, 5), (2, 5, 5), (4, 1, 5, 5), (1, 4, 2, 5, 5), (2, 1, 1, 5, 5)]
+
+
+@pytest.mark.parametrize("bias", BIASES, ids=str)
+def test_attention_over_five_axes_matches_torch(bias):
+    torch.manual_seed(0)
+    x, mask = torch.randn(2, 4, 5, 6), None if bias is None else torch.randn(bias)
+    module = Code(lambda x: windows(x, mask))
+    p = gw.from_torch(module, (x,))
+    same(module, p, x)
+
+
+WHOLE = {
+    "einsum": lambda x: torch.einsum("bij,bkj->bik", x, x + 1).softmax(-1),
+    "expand_as": lambda x: x.mean(-1, keepdim=True).expand_as(x) * x,
+    "dtypes": lambda x: x.to(torch.float64).to(x.dtype).type_as(x.double()).to("cpu").to(x),
+    "a mask filled in place": lambda x: torch.zeros_like(x).masked_fill_(x > 0, -2.0) + x,
+    "instance norm": lambda x: functional.instance_norm(x),
+    "bilinear": lambda x: functional.interpolate(x[None], scale_factor=2, mode="bilinear"),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_graphs_of_operators_with_rows_are_captured_once(name, monkeypatch):
+    monkeypatch.setattr("graphwright.models.importing.capture._decomposed", None)
+    torch.manual_seed(0)
+    module, x = Code(WHOLE[name]), torch.randn(2, 3, 4)
+    same(module, gw.from_torch(module, (x,), sizes={"x": ("B", 3, 4)}), x)
+
+
+def test_attention_written_with_einsum_has_heads():
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        q, k, v = projection(x).reshape(*x.shape[:2], 3, 4, 2).permute(2, 0, 3, 1, 4).unbind(0)
+        weights = (torch.einsum("bhid,bhjd->bhij", q, k) * 0.7).softmax(-1)
+        return out(torch.einsum("bhij,bhjd->bhid", weights, v).transpose(1, 2).reshape(x.shape))
+
+    torch.manual_seed(0)
+    projection, out = nn.Linear(8, 24), nn.Linear(8, 8)
+    module, x = Code(attend), torch.randn(2, 5, 8)
+    module.add_module("projection", projection)
+    module.add_module("out", out)
+    p = gw.from_torch(module, (x,), sizes={"x": ("B", "T", 8)})
+    assert [g.size for g in p.axes().values() if "heads" in g.kinds] == [4]

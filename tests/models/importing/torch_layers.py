@@ -78,6 +78,18 @@ LAYERS: dict[str, Callable[[], Example]] = {
     ),
     "LSTM": lambda: (_Only(nn.LSTM(4, 6, batch_first=True)), (vector(2, 3, 4),)),
     "GRU": lambda: (_Only(nn.GRU(4, 6, 2, batch_first=True)), (vector(2, 3, 4),)),
+    "LSTM-both-ways": lambda: (
+        _Only(nn.LSTM(4, 6, 2, batch_first=True, bidirectional=True, proj_size=3)), (vector(2, 3, 4),)),
+    "RNN": lambda: (_Only(nn.RNN(4, 6, nonlinearity="relu", bias=False)), (vector(3, 2, 4),)),
+    "GRUCell": lambda: (nn.GRUCell(4, 6), (vector(2, 4), vector(2, 6))),
+    "EmbeddingBag": lambda: (nn.EmbeddingBag(10, 6, padding_idx=1), (torch.randint(0, 4, (3, 5)),)),
+    "EmbeddingBag-sum": lambda: (
+        nn.EmbeddingBag(10, 6, mode="sum", include_last_offset=True),
+        (torch.randint(0, 10, (7,)), torch.tensor([0, 3, 3, 7])),
+    ),
+    "EmbeddingBag-max": lambda: (
+        nn.EmbeddingBag(10, 6, mode="max"), (torch.randint(0, 10, (7,)), torch.tensor([0, 3, 3]))),
+    "Fold": lambda: (nn.Fold((4, 5), 2, padding=1), (vector(1, 8, 30),)),
     "weight_norm": lambda: (nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), (vector(2, 4),)),
     **{
         name: lambda name=name: (getattr(nn, name)(), (vector(3, 5),))

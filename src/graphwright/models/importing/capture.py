@@ -148,11 +148,36 @@ def _exported(
                 made = torch.export.export(
                     module, tuple(args), dict(kwargs), dynamic_shapes=dynamic or None, strict=False
                 )
+                if steps := _steps(made, _argument_names(module, args, kwargs), sizes):
+                    sizes = {k: [None if n in steps else n for n in shape] for k, shape in sizes.items()}
+                    return _exported(module, args, kwargs, sizes)
                 _detach(made)
                 return made if without_writes(made) else _decomposed(made)
         except Exception as error:
             errors.append(error)
     raise _capture_error(module, errors[-1]) from errors[-1]
+
+
+_RECURRENT = {"rnn_tanh.input": 8, "rnn_relu.input": 8, "gru.input": 8, "lstm.input": 8}
+"""Recurrent layers, and the number of the argument that says whether batches are the first axis."""
+
+
+def _steps(exported: ExportedProgram, leaves: Mapping[str, Any], sizes: Mapping[str, Shape]) -> set[str]:
+    """Return the named sizes over whose steps recurrent layers are unrolled."""
+    symbols = set[Any]()
+    for node in exported.graph.nodes:
+        at = _RECURRENT.get(".".join(operator_name(node.target))) if node.op == "call_function" else None
+        if at is not None:
+            size = node.args[0].meta["val"].shape[1 if node.args[at] else 0]
+            symbols |= size.node.expr.free_symbols if isinstance(size, torch.SymInt) else set()
+    inputs = [s.arg.name for s in exported.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]
+    shapes = {n.name: getattr(n.meta.get("val"), "shape", ()) for n in exported.graph.nodes if n.op == "placeholder"}
+    found = set[str]()
+    for name, arg in zip(leaves, inputs, strict=True):
+        for n, size in zip(sizes.get(name, ()), shapes[arg], strict=False):
+            if isinstance(n, str) and isinstance(size, torch.SymInt) and size.node.expr.free_symbols & symbols:
+                found.add(n)
+    return found
 
 
 def _detach(exported: ExportedProgram) -> None:

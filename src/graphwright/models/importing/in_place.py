@@ -17,8 +17,12 @@ from torch.export.graph_signature import OutputKind
 from graphwright.models.importing.operators import find, operator_name
 
 aten: Any = torch.ops.aten
-_ROWS = {aten.batch_norm.default, aten.dropout.default, aten.flatten.using_ints, aten.reshape.default,
-         aten.chunk.default, aten.contiguous.default, aten.unflatten.int}  # fmt: skip
+_ROWS = {
+    aten.batch_norm.default, aten.dropout.default, aten.flatten.using_ints, aten.reshape.default, aten.chunk.default,
+    aten.contiguous.default, aten.unflatten.int, aten.narrow.default, aten.expand_as.default, aten.split.sizes,
+    aten.to.dtype, aten.to.device, aten.to.other, aten.to.dtype_layout, aten.upsample_bilinear2d.vec,
+    aten.upsample_nearest2d.vec,
+}  # fmt: skip
 """Composite operators with a row that torch decomposes all the same, as they may return or write an operand."""
 _DROPOUT = {aten.dropout.default, aten.dropout_.default, aten.feature_dropout.default, aten.feature_dropout_.default,
             aten.alpha_dropout.default, aten.alpha_dropout_.default}  # fmt: skip
@@ -126,7 +130,9 @@ def _functional_form(node: torch.fx.Node) -> Any:
     made = getattr(packet, overload, None) if packet is not None and overload in packet.overloads() else None
     if made is None or find(*operator_name(made)) is None or not (made in _ROWS or _stays_whole(made)):
         return None
-    kinds = {n.meta["val"].dtype for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)}
+    kinds = {n.meta["val"].dtype for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)} - {
+        torch.bool
+    }  # bools promote no other dtype
     return made if len(kinds) == 1 and next(iter(kinds)).is_floating_point else None
 
 

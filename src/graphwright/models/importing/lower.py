@@ -21,7 +21,7 @@ from graphwright.errors import ShapeError
 from graphwright.models.errors import UnsupportedOperator
 from graphwright.models.importing.capture import GRAD_MODE, Captured
 from graphwright.models.importing.operators import find, operator_name
-from graphwright.models.importing.sizes import Limit
+from graphwright.models.importing.sizes import EqualSizes, Limit
 from graphwright.program.weights import abstract_array
 
 _PYTHON = {python.add, python.sub, python.mul, python.floordiv, python.truediv, python.mod, python.neg, python.pow,
@@ -54,6 +54,7 @@ class Lowered:
         self.graph_module = self.captured.exported.graph_module
         self.functions: dict[Any, Callable[..., Any]] = {}
         self.decided: dict[str, bool] = {}
+        self.equal = EqualSizes(self.captured.limits)
         self._check(self.graph_module)
         signature = self.captured.exported.graph_signature
         stored = {spec.target for spec in signature.output_specs if spec.kind == OutputKind.BUFFER_MUTATION}
@@ -155,13 +156,19 @@ class Lowered:
                 path = _module_path(node, path)
                 token = scope.set(path)
                 try:
-                    env[node] = self._call(module, node, env)
+                    env[node] = self._in_one_form(self._call(module, node, env))
                 except Exception as error:
                     error.add_note(f"at {'.'.join(path) or 'the module'}, {_line(node)}: {node.target}")
                     raise
                 finally:
                     scope.reset(token)
         return ()
+
+    def _in_one_form(self, value: Any) -> Any:
+        """Return results with their sizes in the form of all sizes that the conditions make equal to them."""
+        if isinstance(value, tuple | list):
+            return tuple(map(self._in_one_form, value))
+        return self.equal.applied(value) if isinstance(value, Tensor) else value
 
     def _attribute(self, module: Any, name: str) -> Any:
         found = module

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from math import lcm
 from typing import Any, NamedTuple
 
 import sympy
@@ -17,6 +19,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from graphwright.array.sizes import Size, names_of
 from graphwright.autograd import Tensor
+from graphwright.autograd.named_sizes import traced
 from graphwright.errors import ShapeError
 from graphwright.ops import call
 
@@ -73,6 +76,52 @@ class Limit(NamedTuple):
         """Return x after a check of the limit, which the program makes again for the sizes of each run."""
         left, right = (Size({f: abs(n) for f, n in self.size.terms.items() if n * sign > 0}).dim for sign in (1, -1))
         return call("assert_sizes", x, left=left, right=right, relation=_RELATIONS[self.kind], text=self.text)
+
+
+class EqualSizes:
+    """Sizes that conditions make equal: each class of them has one form, with as few floor divisions as possible."""
+
+    def __init__(self, limits: Iterable[Limit]) -> None:
+        self._rules: dict[tuple[str, ...], dict[tuple[str, ...], Fraction]] = {}  # term -> what it equals
+        for limit in limits:
+            if limit.kind == "zero":
+                self._add(limit.size)
+
+    def _add(self, zero: Size) -> None:
+        terms = self._reduced(zero)
+        term = max((t for t in terms if t), key=lambda t: ("//" in "".join(t), len("".join(t)), t), default=None)
+        if term is None:
+            return
+        n = terms.pop(term)
+        self._rules[term] = {t: -m / n for t, m in terms.items()}
+        for known in (t for t, value in self._rules.items() if term in value):
+            value = self._rules[known]
+            n = value.pop(term)
+            for t, m in self._rules[term].items():
+                value[t] = value.get(t, Fraction(0)) + n * m
+
+    def _reduced(self, size: Size) -> dict[tuple[str, ...], Fraction]:
+        found: dict[tuple[str, ...], Fraction] = {}
+        for term, n in size.terms.items():
+            for t, m in self._rules.get(term, {term: Fraction(1)}).items():
+                found[t] = found.get(t, Fraction(0)) + n * m
+        return {t: m for t, m in found.items() if m}
+
+    def form(self, size: Size) -> Size:
+        """Return the form of all sizes that are equal to this one."""
+        terms = self._reduced(size)
+        by = lcm(*(m.denominator for m in terms.values()))
+        return Size({t: int(m * by) for t, m in terms.items()}) // by
+
+    def applied(self, x: Tensor) -> Tensor:
+        """Return x with the sizes of its axes in this form."""
+        if not self._rules:
+            return x
+        n: Any
+        for axis, n in enumerate(x.shape):
+            if traced(n) and (size := self.form(n)).dim != n.dim:
+                x = call("slice", x, axis=axis, start=0, size=size.dim)
+        return x
 
 
 def named_sizes(

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from graphwright.models.importing.operators import elementwise, indexing, networks, reductions, shapes
+from graphwright.models.importing.operators import elementwise, indexing, networks, recurrent, reductions, shapes
 from graphwright.models.importing.operators.table import OPERATORS, find, operator_name
 
-__all__ = ["OPERATORS", "elementwise", "find", "indexing", "networks", "operator_name", "reductions", "shapes"]
+__all__ = [
+    "OPERATORS",
+    "elementwise",
+    "find",
+    "indexing",
+    "networks",
+    "operator_name",
+    "recurrent",
+    "reductions",
+    "shapes",
+]

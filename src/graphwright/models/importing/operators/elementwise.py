@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from graphwright.array import bool_, float32, int64
+from graphwright.array.sizes import Size, divided
 from graphwright.autograd import Tensor, as_tensor, create, top
 from graphwright.autograd.named_sizes import traced
 from graphwright.models.importing.operators.table import equal, operator
@@ -84,6 +85,18 @@ def to_copy(x: Tensor, dtype: Any = None, **_: Any) -> Tensor:
     return x if dtype is None else x.to(dtype)
 
 
+@operator("to.dtype", "to.other", "type_as")
+def to(x: Tensor, kind: Any, *_: Any, **__: Any) -> Tensor:
+    """Return x in a dtype, given as itself or as that of a tensor."""
+    return x.to(kind.dtype if isinstance(kind, Tensor) else kind)
+
+
+@operator("to.device", "to.dtype_layout")
+def to_device(x: Tensor, device: Any = None, dtype: Any = None, *_: Any, **__: Any) -> Tensor:
+    """Return x in a dtype; a program has one device."""
+    return to_copy(x, dtype)
+
+
 @operator("_assert_tensor_metadata", "_assert_async")
 def nothing(*_: Any, **__: Any) -> None:
     """Return None: a check of the capture, which the specs of the program repeat."""
@@ -93,11 +106,17 @@ def nothing(*_: Any, **__: Any) -> None:
 @operator("arange", "arange.start", "arange.start_step")
 def arange(start: Any, end: Any = None, step: Any = 1, *, dtype: Any = None, **_: Any) -> Tensor:
     """start, start + step, ..., below end; of one number, 0 to it."""
+    if traced(step) and (count := divided(_size(end) - _size(start), _size(step))) is not None:
+        return create.arange(0, step.sizes.size(count), 1, dtype=dtype) * step + start
     if traced(start) or traced(end):  # named sizes are counted in whole numbers
         floats = [type(n) is float and n.is_integer() for n in (start, end, step)]
         start, end, step = (int(n) if whole else n for n, whole in zip((start, end, step), floats, strict=True))
         dtype = float32 if dtype is None and any(floats) else dtype
     return create.arange(start, end, step, dtype=dtype)
+
+
+def _size(n: Any) -> Size:
+    return Size(Size.of(n).terms)
 
 
 @operator("full", "new_full")

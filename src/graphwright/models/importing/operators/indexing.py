@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphwright.array import bool_, int64
-from graphwright.autograd import Tensor, top
+from graphwright.autograd import Tensor, create, top
 from graphwright.autograd.indexing import index_plan
 from graphwright.models.importing.operators.table import equal, operator
 from graphwright.nn import functional
@@ -47,6 +47,34 @@ def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accum
 def embedding(weight: Tensor, ids: Tensor, padding_idx: int = -1, *_: Any) -> Tensor:
     """Rows of a matrix by ids."""
     return functional.embedding(ids, weight, None if padding_idx < 0 else padding_idx)
+
+
+@operator("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only")
+def embedding_bag(
+    weight: Tensor, ids: Tensor, offsets: Tensor, scale_by_count: bool = False, mode: int = 0, sparse: bool = False,
+    factors: Tensor | None = None, with_end: bool = False, padding_idx: int | None = None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Reduce bags of rows of a matrix, each from its offset to the next: by sum (mode 0), mean (1) or maximum (2).
+
+    The tensors that torch's backward pass needs are None.
+    """
+    count, ids = offsets.shape[0], ids.to(int64)
+    ends = create.zeros(ids.shape[0] + 1, dtype=int64).index_add(0, offsets.to(int64), create.ones_like(offsets))
+    bags = (ends.cumsum(0) - 1).narrow(0, 0, ids.shape[0])
+    rows = functional.embedding(ids, weight)
+    kept = create.ones((ids.shape[0], 1), dtype=rows.dtype)
+    if padding_idx is not None and padding_idx >= 0:
+        kept = (ids != padding_idx).to(rows.dtype).unsqueeze(1)
+    none = create.zeros((count, weight.shape[1]), dtype=rows.dtype)
+    if mode == 2:
+        seen = top.where(kept == 0, float("-inf"), rows)
+        best = none.index_reduce(0, bags, seen, "amax", include_self=False)
+        made = top.where(best == float("-inf"), 0.0, best)
+    else:
+        made = none.index_add(0, bags, rows * kept if factors is None else rows * kept * factors.unsqueeze(1))
+    if mode == 1:
+        made = made / create.zeros((count, 1), dtype=rows.dtype).index_add(0, bags, kept).clamp(min=1.0)
+    return made.narrow(0, 0, count - 1) if with_end else made, None, None, None
 
 
 @operator("repeat_interleave.self_int", "repeat_interleave.self_Tensor")

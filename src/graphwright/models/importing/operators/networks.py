@@ -7,11 +7,12 @@ from typing import Any
 
 from graphwright.array import int64, uint8
 from graphwright.autograd import Tensor, create, top
+from graphwright.autograd.einsum import einsum as run_einsum
 from graphwright.models.importing.operators.table import equal, operator
 from graphwright.nn import functional
 from graphwright.ops import call
 
-equal(top, "addmm addmv addbmm baddbmm bmm dot matmul mm mv outer cdist")
+equal(top, "addmm addmv addbmm baddbmm bmm dot vdot matmul mm mv outer cdist")
 equal(functional, """
     linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
     adaptive_avg_pool1d adaptive_avg_pool2d
@@ -21,6 +22,12 @@ equal(functional, """
 
 operator("_adaptive_avg_pool2d")(functional.adaptive_avg_pool2d)
 operator("_adaptive_avg_pool3d")(functional.adaptive_avg_pool3d)
+
+
+@operator("einsum")
+def einsum(equation: str, tensors: Sequence[Tensor], path: Any = None) -> Tensor:
+    """Sum products over labels of axes; the order of the products is from left to right."""
+    return run_einsum(equation, *tensors)
 
 
 @operator("conv1d.padding", "conv2d.padding", "conv3d.padding")
@@ -96,6 +103,15 @@ def native_group_norm(
     """Normalise groups of channels; results 2 and 3 are mean and 1 / deviation."""
     parts = x.reshape((n, groups, channels * size // groups))
     return functional.group_norm(x, groups, weight, bias, eps), *_statistics(parts, [2], eps, False)
+
+
+@operator("instance_norm")
+def instance_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, from_input: bool,
+    momentum: float, eps: float, cudnn: bool = False,
+) -> Tensor:  # fmt: skip
+    """Normalise each channel of each sample over its positions, or by running statistics."""
+    return functional.instance_norm(x, mean, var, weight, bias, from_input, momentum, eps)
 
 
 @operator("batch_norm")
@@ -188,6 +204,18 @@ def _upsampled(mode: str) -> Any:
 
 for _name in ["nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d"]:
     operator(f"upsample_{_name}")(_upsampled(_name[:-2]))
+
+
+@operator("im2col")
+def im2col(x: Tensor, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
+    """Windows as columns."""
+    return functional.unfold(x, tuple(kernel), tuple(dilation), tuple(padding), tuple(stride))
+
+
+@operator("col2im")
+def col2im(x: Tensor, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
+    """Sum of columns at their windows."""
+    return functional.fold(x, tuple(size), tuple(kernel), tuple(dilation), tuple(padding), tuple(stride))
 
 
 # -- attention, dropout, losses ----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ equal(top, """
     broadcast_to diag_embed diagonal flip movedim narrow permute roll select squeeze stack swapaxes tile tril triu
     transpose unbind unflatten unsqueeze flatten
 """)  # fmt: skip
-equal(Tensor, "repeat unfold")
+equal(Tensor, "repeat unfold expand_as")
 equal(functional, "pixel_shuffle pixel_unshuffle channel_shuffle")
 operator("t")(lambda x: x.T if x.ndim == 2 else x)
 

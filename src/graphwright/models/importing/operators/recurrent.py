@@ -1,0 +1,61 @@
+"""Recurrent layers, unrolled over the steps of a sequence, and their cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphwright.autograd import Tensor, scoped, top
+from graphwright.models.importing.operators.table import operator
+from graphwright.nn import functional
+from graphwright.nn.recurrent import CELLS, unrolled
+
+
+def _layers(name: str) -> Any:
+    kind = CELLS[name]
+
+    def run(
+        x: Tensor, state: Any, params: Sequence[Tensor], biases: bool, layers: int, dropout: float, train: bool,
+        both_ways: bool, batch_first: bool,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        """Return the outputs and the states after the last step of each layer and direction."""
+        first: tuple[Tensor, ...] = tuple(state) if kind.states > 1 else (state,)
+        ways = 1 + both_ways
+        narrow = kind.states > 1 and first[0].shape[-1] != first[1].shape[-1]
+        labels = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if biases else ()), *(("weight_hr",) * narrow))
+        ends = []
+        for layer in range(layers):
+            made = []
+            for back in range(ways):
+                at = len(ends)
+                own = dict(zip(labels, params[at * len(labels) : (at + 1) * len(labels)], strict=True))
+                with scoped(f"l{layer}{'_reverse' * back}"):
+                    start = tuple(s.select(0, at) for s in first)
+                    out, last = unrolled(kind, x, start, own, int(batch_first), bool(back))
+                made.append(out)
+                ends.append(last)
+            x = made[0] if ways == 1 else top.cat(made, dim=-1)
+            if layer < layers - 1 and train and dropout:
+                x = functional.dropout(x, dropout, True)
+        return x, *(top.stack([end[i] for end in ends]) for i in range(kind.states))
+
+    return run
+
+
+def _cell(name: str) -> Any:
+    kind = CELLS[name]
+
+    def run(
+        x: Tensor, state: Any, w: Tensor, u: Tensor, b: Tensor | None = None, c: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Return the next state."""
+        now: tuple[Tensor, ...] = tuple(state) if kind.states > 1 else (state,)
+        new = kind.step(functional.linear(x, w, b), functional.linear(now[0], u, c), now)
+        return new if kind.states > 1 else new[0]
+
+    return run
+
+
+for _name in CELLS:
+    operator(f"{_name}.input")(_layers(_name))
+    operator(f"{_name}_cell")(_cell(_name))
