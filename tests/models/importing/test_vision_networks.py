@@ -17,6 +17,7 @@ from graphwright.program import FrozenAxis
 FREE = {
     "residual": {"stem.0.channels", "block.channels"},
     "inverted": {"stem.0.channels", "block.up.0.weight:0", "block.squeeze.weight:0"},
+    "responsenorm": {"stem.0.channels", "block.neurons"},
     "shuffled": {"stem.0.weight:0", "stem.0.weight:0'", "block.branch.channels"},
     "dense": {"stem.0.channels", *(f"block.layers.{i}.0.weight:0" for i in range(3)), "block.join.0.channels"},
     "grouped": {"stem.0.channels", "block.layers.channel_groups", "block.layers.0.0.weight:0",

@@ -47,6 +47,22 @@ class Inverted(nn.Module):
         return x + self.down(y * functional.hardsigmoid(self.excite(gate), inplace=True))
 
 
+class ResponseNorm(nn.Module):
+    """Wide neurons scaled by their share of the mean over all of them, as in ConvNeXt V2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
+        self.weight, self.bias = nn.Parameter(torch.randn(12)), nn.Parameter(torch.randn(12))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = functional.gelu(self.up(x.permute(0, 2, 3, 1)))
+        size = y.norm(p=2, dim=(1, 2), keepdim=True)
+        share = size / (size.mean(dim=-1, keepdim=True) + 1e-6)
+        y = y + torch.addcmul(self.bias, self.weight, y * share)
+        return x + self.down(y).permute(0, 3, 1, 2)
+
+
 class Shuffled(nn.Module):
     """Half of the channels pass, half are convolved, then both are shuffled, as in ShuffleNet."""
 
@@ -165,5 +181,6 @@ class Network(nn.Module):
 
 
 BLOCKS: dict[str, Callable[[], nn.Module]] = {
-    block.__name__.lower(): block for block in (Residual, Inverted, Shuffled, Dense, Grouped, Scaled, Windows, Patches)
+    block.__name__.lower(): block
+    for block in (Residual, Inverted, ResponseNorm, Shuffled, Dense, Grouped, Scaled, Windows, Patches)
 }

@@ -21,7 +21,7 @@ def _layers(name: str) -> Any:
         """Return the outputs and the states after the last step of each layer and direction."""
         first: tuple[Tensor, ...] = tuple(state) if kind.states > 1 else (state,)
         ways = 1 + both_ways
-        narrow = kind.states > 1 and first[0].shape[-1] != first[1].shape[-1]
+        narrow = kind.states > 1 and first[0].shape[-1] != first[-1].shape[-1]
         labels = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if biases else ()), *(("weight_hr",) * narrow))
         ends = []
         for layer in range(layers):

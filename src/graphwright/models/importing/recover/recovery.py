@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from graphwright.models.importing.recover.activations import recover_gelu
 from graphwright.models.importing.recover.attention import recover_attention
+from graphwright.models.importing.recover.means import recover_means
 from graphwright.models.importing.recover.norms import recover_norms
 from graphwright.models.importing.recover.products import recover_linear
 from graphwright.models.importing.recover.regions import Regions
@@ -12,7 +13,7 @@ from graphwright.models.importing.recover.rotary import recover_rope
 from graphwright.models.importing.recover.views import merge_views
 from graphwright.program.program import Program
 
-RULES = (merge_views, recover_attention, recover_norms, recover_rope, recover_linear, recover_gelu)
+RULES = (merge_views, recover_attention, recover_norms, recover_rope, recover_linear, recover_gelu, recover_means)
 
 
 def recover(program: Program) -> Recovered:
