@@ -61,6 +61,24 @@ def test_entries_of_a_position_bias_that_a_reshape_arranges_cannot_be_removed():
     assert p.hash() == before
 
 
+def test_blocks_in_a_list_of_stages_are_layers():
+    torch.manual_seed(0)
+    stage = lambda: nn.Sequential(conv(8, 8), BLOCKS["residual"](), BLOCKS["residual"]())  # noqa: E731
+    module: Any = nn.Sequential(conv(3, 8), nn.Sequential(stage(), stage())).eval()
+    wrapped = nn.Sequential()
+    wrapped.add_module("stem", module[0])
+    wrapped.add_module("stages", module[1])
+    p = gw.from_torch(wrapped.eval(), (torch.randn(2, 3, 4, 4),), sizes={"input": ("B", 3, 4, 4)})
+    units = p.select("stages.1.2.*").layers
+    assert units.chosen == {"stages.1": (2,)}
+    units.prune()
+    module[1][1][2] = nn.ReLU()  # a residual block ends with an activation after its sum
+    x = torch.randn(3, 3, 4, 4)
+    with torch.no_grad():
+        want = wrapped(x)
+    np.testing.assert_allclose(p(input=gw.tensor(x.numpy()))["out"].numpy(), want.numpy(), rtol=1e-5, atol=1e-6)
+
+
 # -- in-place operators ------------------------------------------------------------------------------------------------
 class Written(nn.Module):
     """In-place operators on values that others share, by name of the case."""

@@ -246,7 +246,7 @@ def _lists(p: Program, found: dict[str, dict[int, list[NodeId]]]) -> dict[str, d
         inner: dict[str, dict[int, list[NodeId]]] = {}
         if 2 * sum(_removable(p, members) for members in modules.values()) < len(modules):
             for members in modules.values():
-                inner |= _lists(p, _modules(p, members, prefix.count(".") + 2))
+                inner |= _lists(p, _modules(p, members, prefix.count(".") + 1))
         removable = any(_removable(p, members) for rows in inner.values() for members in rows.values())
         made |= inner if removable else {prefix: modules}
     return made
@@ -255,7 +255,7 @@ def _lists(p: Program, found: dict[str, dict[int, list[NodeId]]]) -> dict[str, d
 def _modules(p: Program, nodes: Iterable[NodeId], skip: int = 0) -> dict[str, dict[int, list[NodeId]]]:
     """Return a dict from module list path to a dict from module number to the nodes of the module.
 
-    Of each path the first number counts that comes after `skip` parts and a name.
+    Of each path the first number counts whose index is above `skip`.
     """
     found: dict[str, dict[int, list[NodeId]]] = {}
     for node in nodes:
@@ -292,7 +292,7 @@ def remove_layers(e: Transaction, prefix: str, ids: Sequence[int], count: int) -
 def _chosen(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tuple[int, list[NodeId]]]:
     """Return (number, nodes) of the layers at indices `ids`. Raises: StaleSelection if there are not `count` layers."""
     numbers = [i for i, part in enumerate(prefix.split(".")) if i and part.isdecimal()]  # of modules around the list
-    inside = _modules(p, p.with_prefix(f"{prefix}."), numbers[-1] + 1 if numbers else 0).get(prefix, {})
+    inside = _modules(p, p.with_prefix(f"{prefix}."), numbers[-1] if numbers else 0).get(prefix, {})
     if len(inside) != count:
         if not inside:
             raise errors.StaleSelection("no axis or list of layers has this name", where=prefix, fix="select again")
