@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch_ops import TORCH
 
-from graphwright.array import from_numpy
+from graphwright.array import Spec, float32, from_numpy
 from graphwright.array.cpu import conv
 from graphwright.array.cpu import conv as gathered
 from graphwright.array.cpu.conv import Columns
+from graphwright.array.cpu.kernel import KERNELS
 from graphwright.array.layout import Window
 from graphwright.errors import ShapeError
 from graphwright.ops import OPS, call, compute
@@ -75,6 +76,57 @@ def test_the_chunk_size_does_not_change_results(
     assert Columns(window, (5, 2, 9), 8).chunk == gathered.Gathered(window, (5, 2, 9), 8, 3).chunk == samples
     assert gathered.Gathered(window, (5, 2, 9), 8, 3).last == (stride == 2)
     assert_close(compute(OPS[name], arrays, attrs)[0], whole.to_numpy(), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("groups", [1, 4, 8])
+@pytest.mark.parametrize("bias", [False, True])
+def test_atens_convolutions_equal_those_by_columns(
+    rank: int, groups: int, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All three ops in float32: ATen's kernels, in new and in given memory, against columns in float64."""
+    attrs = {"stride": 2, "padding": 1, "dilation": 1, "groups": groups}
+    x, w = numbers((3, 8, *(7,) * rank)), numbers((16, 8 // groups, *(3,) * rank), 1)
+    b = [numbers((16,), 2)] * bias
+    g, back = numbers((3, 16, *(4,) * rank), 3), [numbers((8,), 4)] * bias
+    monkeypatch.setattr(conv, "LARGE", 1)
+    forget(monkeypatch)
+    for name, operands, more in (
+        ("conv", [x, w, *b], {}),
+        ("conv_transpose", [g, w, *back], {"output_padding": 0}),
+        ("conv_weight", [x, g], {"kernel": (3,) * rank}),
+    ):
+        exact = call(name, *map(from_numpy, operands), **attrs, **more)
+        near = [from_numpy(a.astype("f4")) for a in operands]
+        made = call(name, *near, **attrs, **more)
+        assert_close(made, exact.to_numpy(), rtol=1e-5, atol=1e-5)
+        assert_bits(call(name, *near, **attrs, **more, out=made.copy()), made.to_numpy())
+
+
+@pytest.mark.parametrize(
+    ("groups", "shape", "kernel", "direct"),
+    [
+        (1, (2, 8, 6, 6), 3, (False, False, False)),  # small
+        (1, (4, 64, 16, 16), 3, (True, True, True)),
+        (8, (2, 8, 6, 6), 3, (True, True, True)),
+        (8, (2, 8, 6, 6), 5, (True, True, False)),
+        (1, (4, 64, 16, 16), 1, (False, False, False)),  # a matrix product
+        (1, (4, 64, 1, 1), 1, (True, True, True)),
+    ],
+)
+def test_columns_need_scratch_and_atens_kernels_none(
+    groups: int, shape: tuple[int, ...], kernel: int, direct: tuple[bool, ...]
+) -> None:
+    channels = shape[1]
+    attrs = {"stride": 1, "padding": kernel // 2, "dilation": 1, "groups": groups}
+    x, w = Spec(shape, float32), Spec((channels, channels // groups, kernel, kernel), float32)
+    found = (
+        conv._forward(x, w, attrs),
+        conv._forward(x, w, {**attrs, "output_padding": 0}),
+        conv._direct("conv_weight", shape, w.sizes, float32, attrs),
+    )
+    assert tuple(f is not None for f in found) == direct
+    assert not found[0] or KERNELS["conv"].work([x], [x, w], attrs) == []
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:

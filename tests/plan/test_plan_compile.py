@@ -418,6 +418,7 @@ ALLOCATES = {
     "kv_append_paged": "reads the table on the host; the VM, which is there to run it, allocates nothing",
     "sdpa_paged": "as kv_append_paged, and gathers",
     "solve": "LAPACK's factors, within ATen",
+    **dict.fromkeys(("conv", "conv_transpose", "conv_weight"), "results and reordered operands, within ATen"),
 }
 
 

@@ -1,8 +1,8 @@
-"""Convolution as unfold, matrix product and fold in given scratch, because ATen's kernels allocate despite `out=`.
+"""Convolution: where ATen's kernels are faster by these, though they allocate, else as unfold, matrix product and fold.
 
-Columns are the windows of the input (im2col). Samples are processed in chunks whose columns stay in cache. With one
-group and short rows of positions, a chunk needs one matrix product; else there is one per sample and group. 16-bit
-operands are widened to float32 once, and the result is rounded once.
+The latter need only given scratch. Columns are the windows of the input (im2col). Samples are processed in chunks whose
+columns stay in cache. With one group and short rows of positions, a chunk needs one matrix product; else there is one
+per sample and group. 16-bit operands are widened to float32 once, and the result is rounded once.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, product
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from graphwright.array.backend import Attrs, Call
+from graphwright.array.backend import Attrs, Call, Fresh, Needs
 from graphwright.array.cpu.kernel import Tensors, kernel
 from graphwright.array.cpu.norm import by_channel
 from graphwright.array.dtype import DType
-from graphwright.array.layout import Window
+from graphwright.array.layout import Window, per_axis
 from graphwright.array.spec import Spec
 
 COLUMN_BYTES = 1 << 20
@@ -222,14 +222,62 @@ def _gathered(
     return gathered if gathered.positions[-1] < SHORT else None
 
 
+LARGE = 8_000_000
+"""FLOPs from which ATen's kernel is faster for one group (measured)."""
+
+
+def _direct(name: str, made: Sequence[int], weight: Sequence[int], dtype: Any, attrs: Attrs) -> tuple[Any, ...] | None:
+    """Return the arguments of `torch.convolution` after the operands, or None if columns are faster (measured).
+
+    Args:
+        made: shape of the operand or result with one entry per window: y of `conv`, x of `conv_transpose`.
+    """
+    window, groups, transposed = Window.of(weight[2:], attrs), attrs["groups"], name == "conv_transpose"
+    flops = 2 * prod(made) * prod(weight[1:])
+    apart = all(s >= e for s, e in zip(window.stride, window.extent, strict=True))
+    if dtype.itemsize != 4 or len(window.kernel) > 3 or not flops:
+        return None
+    if window.plain:
+        faster = made[0] > 1 and prod(made[2:]) == 1
+    elif transposed and apart:
+        faster = False
+    elif groups > 1:
+        faster = name != "conv_weight" or window.entries <= 9
+    else:
+        faster = flops >= LARGE
+    rest = per_axis(attrs.get("output_padding", 0), len(window.kernel), "output_padding")
+    return (window.stride, window.padding, window.dilation, transposed, rest, groups) if faster else None
+
+
+def _forward(x: Spec | torch.Tensor, w: Spec | torch.Tensor, attrs: Attrs) -> tuple[Any, ...] | None:
+    """Return `_direct` of `conv` or, if there is `output_padding`, of `conv_transpose`."""
+    shape, weight = _shape(x), _shape(w)
+    if "output_padding" in attrs:
+        return _direct("conv_transpose", shape, weight, x.dtype, attrs)
+    made = (shape[0], weight[0], *Window.of(weight[2:], attrs).counts(shape[2:]))
+    return _direct("conv", made, weight, x.dtype, attrs)
+
+
+def _fresh(ins: Tensors, attrs: Attrs) -> Fresh | None:
+    given = _forward(*ins[:2], attrs)
+    return given and (lambda x, w, b=None, **_: torch.convolution(x, w, b, *given).contiguous())
+
+
 def _conv_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
     (x, w), kernel = ins[:2], ins[1].sizes[2:]
+    if _forward(x, w, attrs):
+        return []
     return (_gathered(kernel, x, w.sizes[0], attrs) or _columns(kernel, x, attrs)).scratch(x.dtype)
 
 
-@kernel("conv", _conv_work, widen=True)
+_NEEDS = Needs(allocates=True)
+
+
+@kernel("conv", _conv_work, widen=True, fresh=_fresh, needs=_NEEDS)
 def conv(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     (x, w), out, groups = ins[:2], outs[0], attrs["groups"]
+    if direct := _fresh(ins, attrs):
+        return [lambda: out.copy_(direct(*ins))]
     gathered = _gathered(w.shape[2:], x, len(w), attrs)
     if gathered is not None:
         return gathered.forward(x, w, ins[2:], out, work)
@@ -244,14 +292,18 @@ def conv(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]
 
 def _transpose_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
     (x, w), kernel = ins[:2], ins[1].sizes[2:]
+    if _forward(x, w, attrs):
+        return []
     gathered = _gathered(kernel, x, w.sizes[1], attrs, transposed=True)
     return [*gathered.scratch(x.dtype), w] if gathered else _columns(kernel, outs[0], attrs).scratch(x.dtype)
 
 
-@kernel("conv_transpose", _transpose_work, widen=True)
+@kernel("conv_transpose", _transpose_work, widen=True, fresh=_fresh, needs=_NEEDS)
 def conv_transpose(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Convolve with the flipped kernel (stride 1, one group, short rows), else fold the product of weights and x."""
     (x, w), out, groups = ins[:2], outs[0], attrs["groups"]
+    if direct := _fresh(ins, attrs):
+        return [lambda: out.copy_(direct(*ins))]
     gathered = _gathered(w.shape[2:], x, w.shape[1], attrs, transposed=True)
     if gathered is not None:
         flat, backwards = w.flatten(2), torch.arange(prod(w.shape[2:]) - 1, -1, -1)
@@ -271,17 +323,22 @@ def conv_transpose(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> 
 
 def _weight_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
     (x, g), kernel = ins, attrs["kernel"]
+    if _direct("conv_weight", g.sizes, outs[0].sizes, x.dtype, attrs):
+        return []
     return (_gathered(kernel, x, g.sizes[1], attrs) or _columns(kernel, x, attrs)).scratch(x.dtype)
 
 
-@kernel("conv_weight", _weight_work, widen=True)
+@kernel("conv_weight", _weight_work, widen=True, needs=_NEEDS)
 def conv_weight(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    (x, g), groups = ins, attrs["groups"]
+    (x, g), out, groups = ins, outs[0], attrs["groups"]
+    if given := _direct("conv_weight", g.shape, out.shape, x.dtype, attrs):
+        gradients = torch.ops.aten.convolution_backward  # of its third operand only the shape is read
+        return [lambda: out.copy_(gradients(g, x, out, None, *given, (False, True, False))[1])]
     gathered = _gathered(attrs["kernel"], x, g.shape[1], attrs)
     if gathered is not None:
-        return gathered.weight_gradient(x, g, outs[0], work)
+        return gathered.weight_gradient(x, g, out, work)
     columns = _columns(attrs["kernel"], x, attrs)
-    total = outs[0].flatten(1).unflatten(0, (groups, g.shape[1] // groups))
+    total = out.flatten(1).unflatten(0, (groups, g.shape[1] // groups))
     calls: list[Call] = [total.zero_, *(block.zero_ for block in work[1:])]
     for part in columns.chunks():
         made, cols = columns.of_samples(x[part], work)

@@ -1,6 +1,7 @@
 """The table of CPU kernels. A kernel returns the specs of the scratch that it needs, and calls bound to operands.
 
-Invariant: the calls of `bind` touch only the bound tensors and allocate no tensor memory.
+Invariant: the calls of `bind` touch only the bound tensors and allocate no tensor memory, except those that
+`tests/plan/test_plan_compile.py` lists.
 """
 
 from __future__ import annotations
