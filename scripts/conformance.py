@@ -25,6 +25,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from itertools import islice
 from multiprocessing import connection
 from pathlib import Path
@@ -341,6 +342,9 @@ def page(outcomes: Sequence[Outcome], ops: Mapping[str, Any], onnx: str) -> str:
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]  # fmt: skip
     kinds = list(dict.fromkeys(o.kind for o in outcomes))
+    libraries = ("torch", "transformers", "torchvision", "timm", "torch-pruning", "onnx")
+    found = [f"{name} {metadata.version(name).split('+')[0]}" for name in libraries if _installed(name)]
+    lines.insert(4, f"Versions: {', '.join(found)}.\n")
     for kind in kinds:
         own = [o for o in outcomes if o.kind == kind]
         counts = [sum(stage in o.passed for o in own) for stage in STAGES]
@@ -375,7 +379,7 @@ def page(outcomes: Sequence[Outcome], ops: Mapping[str, Any], onnx: str) -> str:
                          f"in the same run (and the model still runs), `Units.prune` {ours}.")  # fmt: skip
     left = [k for k in ("transformers", "torchvision", "timm") if k not in kinds] + ["operators"] * (not ops)
     if left:
-        lines.insert(4, f"\nNot yet on this page: {', '.join(left)}.")
+        lines.insert(4, f"Not yet on this page: {', '.join(left)}.\n")
     lines += ["", "## ONNX", "", onnx]
     for kind in kinds:
         own = [o for o in outcomes if o.kind == kind]
@@ -388,6 +392,10 @@ def page(outcomes: Sequence[Outcome], ops: Mapping[str, Any], onnx: str) -> str:
             why = (o.why if len(o.why) < 140 else o.why[:140] + " ...").replace("|", "\\|").replace("<", "&lt;")
             lines.append(f"| `{o.name}` | {marks} | {'. '.join(p for p in (units, fixed, *o.notes, why) if p)} |")
     return "\n".join(lines) + "\n"
+
+
+def _installed(name: str) -> bool:
+    return importlib.util.find_spec(name.replace("-", "_")) is not None
 
 
 def onnx_counts() -> tuple[str, int]:
