@@ -298,6 +298,7 @@ def hypot(input: Any, other: Any) -> Tensor:
     """√(a² + b²), elementwise, without overflow; gradient 0 at 0."""
     a, b = _floats(input, other)
     size = call("stop_gradient", call("maximum", a.abs(), b.abs()))
+    size = call("where", a.isinf() | b.isinf(), cast_like(math.inf, size), size)  # also if the other one is NaN
     none = (size == 0.0) | size.isinf()
     safe = call("where", none, cast_like(1.0, size), size)
     scaled = (a / safe) * (a / safe) + (b / safe) * (b / safe)

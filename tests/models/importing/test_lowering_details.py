@@ -192,3 +192,18 @@ def test_attention_written_with_einsum_has_heads():
     module.add_module("out", out)
     p = gw.from_torch(module, (x,), sizes={"x": ("B", "T", 8)})
     assert [g.size for g in p.axes().values() if "heads" in g.kinds] == [4]
+
+
+VALUES = torch.tensor([float("inf"), float("nan"), -float("inf"), 0.0, 3e38, 3.0])
+EXACT = {
+    "all of bytes": lambda x: torch.all(x.to(torch.uint8), dim=1),
+    "any of bytes": lambda x: torch.any(x.to(torch.uint8)),
+    "mean squared error in bfloat16": lambda x: functional.mse_loss(x.bfloat16(), x.bfloat16() + 1),
+    "hypot of special values": lambda x: torch.hypot(VALUES.unsqueeze(1), VALUES) + x.sum() * 0,
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_dtypes_and_special_values_are_torchs(name):
+    module, x = Code(EXACT[name]), torch.tensor([[0.0, 2.0], [1.0, 3.0]])
+    same(module, gw.from_torch(module, (x,)), x)

@@ -262,4 +262,4 @@ def cross_entropy(logits: Tensor, target: Tensor, weight: Any = None, reduction:
 @operator("mse_loss")
 def mse_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
     """Mean squared error."""
-    return functional.mse_loss(x, target, reduction=_reduction(reduction))
+    return functional.mse_loss(x, target, reduction=_reduction(reduction)).to(top.result_type(x, target))

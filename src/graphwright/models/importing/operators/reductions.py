@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from graphwright.array import float32
+from graphwright.array import float32, uint8
 from graphwright.autograd import Tensor, create, top
 from graphwright.models.importing.operators.table import equal, operator
 from graphwright.nn import functional
 
 equal(top, """
-    all amax amin any argmax argmin argsort bincount cummax cummin cumprod cumsum diff logcumsumexp logsumexp max mean
+    amax amin argmax argmin argsort bincount cummax cummin cumprod cumsum diff logcumsumexp logsumexp max mean
     min
     kthvalue median nanmedian
     prod sort std sum topk var var_mean std_mean
 """)  # fmt: skip
+
+
+def _of_bools(name: str) -> Callable[..., Tensor]:
+    reduce = getattr(top, name)
+
+    def of(x: Tensor, *axes: Any, **options: Any) -> Tensor:
+        made = reduce(x, *axes, **options)
+        return made.to(uint8) if x.dtype is uint8 else made
+
+    return of
+
+
+operator("all")(_of_bools("all"))
+operator("any")(_of_bools("any"))
 
 
 @operator("linalg_vector_norm")
