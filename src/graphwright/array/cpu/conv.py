@@ -234,17 +234,17 @@ def _direct(name: str, made: Sequence[int], weight: Sequence[int], dtype: Any, a
     """
     window, groups, transposed = Window.of(weight[2:], attrs), attrs["groups"], name == "conv_transpose"
     flops = 2 * prod(made) * prod(weight[1:])
-    apart = all(s >= e for s, e in zip(window.stride, window.extent, strict=True))
     if dtype.itemsize != 4 or len(window.kernel) > 3 or not flops:
         return None
     if window.plain:
         faster = made[0] > 1 and prod(made[2:]) == 1
-    elif transposed and apart:
+    elif name == "conv_weight":
+        few = made[0] * prod(made[2:]) < weight[0]  # the copy of the result takes as long as the product
+        faster = window.entries <= 9 if groups > 1 else flops >= LARGE and not few
+    elif transposed and all(s >= e for s, e in zip(window.stride, window.extent, strict=True)):
         faster = False
-    elif groups > 1:
-        faster = name != "conv_weight" or window.entries <= 9
     else:
-        faster = flops >= LARGE
+        faster = groups > 1 or (flops >= LARGE and (not transposed or set(window.stride) == {1}))
     rest = per_axis(attrs.get("output_padding", 0), len(window.kernel), "output_padding")
     return (window.stride, window.padding, window.dilation, transposed, rest, groups) if faster else None
 
