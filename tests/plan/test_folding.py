@@ -145,6 +145,16 @@ def test_copy_much_larger_than_its_weight_is_not_folded() -> None:
     assert not plan.folds
 
 
+def test_reader_of_a_value_too_large_to_fold_is_not_folded() -> None:
+    b = Builder()
+    large = b.matmul(
+        b.param("column", np.arange(-9, 191, dtype="f4")[:, None]), b.param("row", np.ones((1, 200), "f4"))
+    )
+    b.output(b.add(b.input("x", (200,)), b.sum(b.relu(large), axes=(1,))), "y")
+    plan = agrees(plan_of(b.build()), {"x": np.ones(200, "f4")})
+    assert not plan.folds
+
+
 # -- edits -------------------------------------------------------------------------------------------------------------
 def test_unrelated_edit_makes_no_new_copy(made: Counter) -> None:
     p = transposed()

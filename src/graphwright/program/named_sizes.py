@@ -19,6 +19,7 @@ from graphwright.array.sizes import Size, names_of
 from graphwright.autograd import TraceError
 from graphwright.autograd.named_sizes import Comparison
 from graphwright.program.kinds import CONST
+from graphwright.program.weights import is_abstract
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
@@ -139,8 +140,11 @@ def _nodes(p: Program) -> list[tuple[Any, ...]]:
 
 
 def _equal_constants(p: Program, node: NodeId, other: Program, twin: NodeId) -> bool:
-    arrays = [q.weights.array(q.key(n)).to_numpy() for q, n in ((p, node), (other, twin))]
-    return np.array_equal(arrays[0], arrays[1], equal_nan=arrays[0].dtype.kind == "f")
+    a, b = (q.weights.array(q.key(n)) for q, n in ((p, node), (other, twin)))
+    if a.storage is b.storage or is_abstract(a) or is_abstract(b):
+        return a.storage is b.storage and a.layout == b.layout
+    arrays = a.to_numpy(), b.to_numpy()
+    return np.array_equal(*arrays, equal_nan=arrays[0].dtype.kind == "f")
 
 
 def _check_equal(p: Program, other: Program, comparison: Comparison, first: Sizes, values: Sizes) -> None:

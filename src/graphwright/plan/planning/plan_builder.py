@@ -234,10 +234,10 @@ class PlanBuilder:
         if record.reads is not reads:  # a rule changed the operands, and maybe the op
             record.signature = signature = lowerings.signature(record, self.dims, shapes)
             op = signature.op
-        node, frozen = record.node, self.depends_on_frozen(record, op)
+        node = record.node
         if op.view is not None or self.passes_on(record, op):
             self._plan_view(record, op, old)
-        elif frozen and (op.traits.convert or self._may_fold(record.specs, record.reads)):
+        elif self.depends_on_frozen(record, op) and (op.traits.convert or self._may_fold(record.specs, record.reads)):
             same = old is not None and (old.op, old.reads) == (record.op, record.reads) and old.attrs is record.attrs
             record.results = record.own = tuple(
                 self._slot(old if same else None, port, Value(node, port), s, FOLDED, record.path, True)
@@ -246,30 +246,30 @@ class PlanBuilder:
             self.tables.fold(Instr(record.op, record.reads, record.own, (), record.attrs, node))
             record.log("fold", None)
         elif old is None and signature.lowering is not None:
-            self._plan_known(record, signature, frozen)
+            self._plan_known(record, signature)
         else:
-            self._plan_instruction(record, op, old, frozen)
+            self._plan_instruction(record, op, old)
 
-    def _plan_known(self, record: NodeRecord, signature: Signature, frozen: bool) -> None:
-        """Set slots and instruction of a node's first record from its signature; `frozen`: no operand ever changes."""
+    def _plan_known(self, record: NodeRecord, signature: Signature) -> None:
+        """Set slots and instruction of a node's first record from its signature."""
         node, tables, lowering = record.node, self.tables, signature.lowering
         assert lowering is not None
         results = enumerate(signature.packed)
-        outs = tuple([tables.packed_slot(Value(node, port), packed, TEMP, "", frozen) for port, packed in results])
+        outs = tuple([tables.packed_slot(Value(node, port), packed) for port, packed in results])
         work = tuple([tables.slot(None, spec) for spec in lowering.scratch]) if lowering.scratch else ()
         record.results, record.own = outs, outs + work
         record.instr = tables.instruction(
             Instr(record.op, record.reads, outs, work, record.attrs, node), lowering=lowering
         )
 
-    def _plan_instruction(self, record: NodeRecord, op: Op, old: NodeRecord | None, frozen: bool) -> None:
+    def _plan_instruction(self, record: NodeRecord, op: Op, old: NodeRecord | None) -> None:
         node, signature, ins = record.node, record.signature, list(record.reads)
         for number in signature.copied:
             why = f"{record.op} needs operand {number} in row-major memory"
             ins[number] = self.contiguous(record, ins[number], number, why)
         # the rule for conversion chains skips conversions, so with different operands the value differs
         known = None if old is None or (op.traits.convert and old.reads != record.reads) else old
-        made = [self._slot(known, port, Value(node, port), s, TEMP, "", frozen) for port, s in enumerate(record.specs)]
+        made = [self._slot(known, port, Value(node, port), s, TEMP, "", False) for port, s in enumerate(record.specs)]
         record.results = record.own = tuple(made)
         if op.traits.nary and not ins:
             self._emit(record, old, "full_like", (made[0],), {"value": 0.0}, "a junction without edges is zero")
@@ -310,7 +310,7 @@ class PlanBuilder:
         return source, layout
 
     def depends_on_frozen(self, record: NodeRecord, op: Op) -> bool:
-        """Return True if a node has operands, all computed from frozen weights only, and updates none of them."""
+        """Return True if a node has operands, all of them frozen (see `PlanTables.frozen`), and updates none of them."""
         frozen = self.tables.frozen
         if not record.reads or not frozen[record.reads[0]]:
             return False
@@ -382,7 +382,7 @@ class PlanBuilder:
     ) -> int:
         """Return the slot `old.own[number]` if it has these properties, else a new slot with them.
 
-        `frozen`: the value is computed from frozen weights only. `kind` and `key`: see `Buffer`.
+        `frozen`: see `PlanTables.frozen`. `kind` and `key`: see `Buffer`.
         """
         tables = self.tables
         if old is not None and number < len(old.own):

@@ -64,8 +64,8 @@ class PlanTables:
     Attributes:
         lowerings: the signatures and lowerings that instructions share.
         slots, buffers, instrs: the rows; a buffer is (kind, bytes, key).
-        frozen, holders, shapes: per slot, whether it depends on frozen weights only, its buffer, and the id of its
-            dtype and layout.
+        frozen, holders, shapes: per slot, whether its value is a frozen weight, a folded value or a view of one, its
+            buffer, and the id of its dtype and layout.
         sizes, codes: per buffer, its bytes in the arena, and its location as a number: `FED` (input in the arena),
             `TEMPORARY` (other buffer in the arena) or `ELSEWHERE` of module `passes`.
         on_host: buffers that are in host memory although the plan is for a device.
