@@ -15,6 +15,7 @@ from graphwright import nn
 from graphwright.autograd import TraceError
 from graphwright.errors import UsageError
 from graphwright.models.onnx import run_onnx
+from graphwright.program.weights import abstract_array
 from values import grad_of
 
 RNG = np.random.default_rng(0)
@@ -313,6 +314,15 @@ def test_a_refusal_names_the_line_and_the_way_out():
     line = forward.__code__.co_firstlineno + 1
     assert f"test_named_sizes.py:{line} compares T with 50" in str(caught.value)
     assert caught.value.fix == "replace the branch by tensor operations that hold for every size, or leave T fixed"
+
+
+def test_constants_without_bytes_are_equal_if_they_are_the_same_array():
+    one, other = (gw.Tensor(abstract_array((WIDTH,), gw.float32)) for _ in range(2))
+    table = [one]
+    p = gw.trace(lambda x: x + (one if x.shape[1] < 50 else table[0]), np.ones(SHAPES[0], "f4"), sizes={"x": NAMES})
+    assert p.spec("x").shape == NAMES
+    with pytest.raises(TraceError, match="compares T with 50"):
+        gw.trace(lambda x: x + one if x.shape[1] < 50 else x + other, np.ones(SHAPES[0], "f4"), sizes={"x": NAMES})
 
 
 def test_sizes_that_the_code_refuses_need_no_program():

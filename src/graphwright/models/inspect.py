@@ -125,7 +125,7 @@ class Inspection(Report):
         if self.inputs and "ids" not in self.inputs:
             inputs = ", ".join(f"{name} {spec}" for name, spec in self.inputs.items())
             layers = f"{self.layers} layers, " if self.layers else ""
-            costs = f"{flop} per sample of {inputs}, named sizes as 1; {graph}"
+            costs = f"{flop} per sample of {inputs}, smallest sizes; {graph}"
             lines = [f"{self.model}: {self.family}, {layers}{size}", costs]
         if self.mixtures:
             used = ", ".join(_kinds(self.mixtures))

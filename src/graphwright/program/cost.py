@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphwright.array.sizes import names_of
 from graphwright.ops import get
+from graphwright.program.fitting_sizes import fitting_sizes
 from graphwright.program.kinds import KINDS
 from graphwright.program.op_graph import Value
 from graphwright.program.patterns import pattern_at, visible
@@ -31,7 +32,7 @@ class ModelSize:
 
 
 def size(p: Program, nodes: Collection[NodeId] | None = None) -> ModelSize:
-    """Return the size of a program or of some nodes; flops are of one token or sample: all named sizes are 1."""
+    """Return the size of a program or of some nodes; flops are of one token or sample, at the sizes of `ones`."""
     weights, ops = counted(p, nodes)
     specs, dims = [p.spec(n) for n in weights], ones(p)
     return ModelSize(sum(s.size for s in specs), sum(s.nbytes for s in specs), sum(op_flops(p, n, dims) for n in ops))
@@ -56,9 +57,9 @@ def counted(p: Program, nodes: Collection[NodeId] | None = None) -> tuple[list[N
 
 
 def ones(p: Program) -> dict[str, int]:
-    """Map each named size to 1, for one token or one sample; a size computed from names follows from these."""
+    """Map each named size to 1, for one token or one sample, or to the smallest number at which the program can run."""
     texts = {d for n in p.nodes() for s in p.specs(n) for d in s.shape if isinstance(d, str)}
-    return dict.fromkeys((name for text in sorted(texts) for name in names_of(text)), 1)
+    return fitting_sizes(p, dict.fromkeys((name for text in sorted(texts) for name in names_of(text)), 1))
 
 
 def op_flops(

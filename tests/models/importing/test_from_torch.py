@@ -67,3 +67,14 @@ def test_gradients_stop_where_the_module_stops_them():
     for key in ("a.weight", "a.bias", "b.weight", "b.bias"):
         grad = p.weights[key].grad
         assert grad is None or not grad.numpy().any(), key
+
+
+def test_named_arguments_keep_their_names_in_any_order():
+    class Weighted(torch.nn.Module):
+        def forward(self, first, second):
+            return first + 2 * second
+
+    given = {"second": torch.randn(3, 4), "first": torch.randn(3, 4)}
+    p = gw.from_torch(Weighted(), kwargs=given, sizes={"second": ("B", 4), "first": ("B", 4)})
+    fed = {name: value.numpy() for name, value in given.items()}
+    np.testing.assert_array_equal(p.run(fed)["out"].to_numpy(), Weighted()(**given).numpy())

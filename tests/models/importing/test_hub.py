@@ -18,7 +18,7 @@ from graphwright.errors import UsageError
 from graphwright.models import TensorMismatch, UnsupportedArchitecture
 from graphwright.program.errors import FeedError
 
-ORDINARY = ("electra", "opt", "deit", "resnet")
+ORDINARY = ("electra", "opt", "deit", "resnet", "xlnet", "mamba2")
 CASES = [pytest.param(name, marks=() if name in ORDINARY else pytest.mark.deep) for name in MODELS]
 THEIRS = {"ids": "input_ids", "positions": "position_ids"}
 
@@ -37,11 +37,12 @@ def feeds(program: gw.Program, batch: int, length: int, seed: int = 0) -> dict[s
     rng, found = np.random.default_rng(seed), {}
     for node in program.inputs():
         name, spec = program.path(node), program.spec(node)
-        shape = [n if isinstance(n, int) else {"B": batch, "H": 32, "W": 64}.get(n, length) for n in spec.shape]
+        sizes = {"B": batch, "H": 32, "W": 64, "N": 3, "L": 100 * length}
+        shape = [n if isinstance(n, int) else sizes.get(n, length) for n in spec.shape]
         if spec.dtype.is_float:
             found[name] = rng.normal(size=shape).astype("f4")
         elif name == "attention_mask":
-            found[name] = np.arange(length) < rng.integers(1, length + 1, (batch, 1))
+            found[name] = np.arange(length) < rng.integers(1, length + 1, (shape[0], 1))
             found[name] = found[name].astype(np.int64)
         elif name == "positions":
             found[name] = np.broadcast_to(np.arange(length), shape).copy()
@@ -67,6 +68,7 @@ def test_outputs_match_transformers(name, imports, tmp_path):
                 scale = np.abs(wanted).max()
                 np.testing.assert_allclose(found / scale, wanted / scale, atol=1e-5, err_msg=output)
         assert "logits" in model.program.output_names() or model.task == "features"
+        assert model.inspect().flops_per_token > 0
 
 
 def test_second_opening_reads_the_cache_without_torch_or_transformers(imports, tmp_path):
@@ -80,6 +82,17 @@ print(model.program.hash(), sorted(m for m in ("torch", "transformers") if m in 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[0] == first.program.hash()
     assert "transformers" not in done.stdout
+
+
+def test_numbers_that_json_does_not_have_are_read_and_written_as_transformers_does(imports, tmp_path):
+    module = saved("mamba2", tmp_path / "mamba2")
+    limit = json.loads((tmp_path / "mamba2" / "config.json").read_text())["time_step_limit"]
+    assert limit == [0.0, {"__float__": "Infinity"}]
+    model = gw.open(tmp_path / "mamba2", tokenizer=False)
+    known = model.arch.known_fields(model.config)
+    assert known["time_step_limit"] == limit
+    model.export(tmp_path / "out", check="none")
+    assert type(module.config).from_pretrained(tmp_path / "out").time_step_limit == (0.0, float("inf"))
 
 
 def test_changed_config_is_captured_again(imports, tmp_path):

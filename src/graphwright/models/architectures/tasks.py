@@ -5,6 +5,7 @@ from __future__ import annotations
 LANGUAGE_MODEL = "causal-lm"
 """Task of a model that predicts the next token."""
 _TASKS = {
+    "XLNetLMHeadModel": "masked-lm", "XLMWithLMHeadModel": "masked-lm",  # their tokens read later ones
     "ForCausalLM": LANGUAGE_MODEL, "LMHeadModel": LANGUAGE_MODEL,
     "ForMaskedLM": "masked-lm", "ForPreTraining": "pretraining",
     "ForConditionalGeneration": "sequence-to-sequence", "ForSequenceClassification": "sequence-classification",

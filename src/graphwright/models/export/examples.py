@@ -13,6 +13,7 @@ from graphwright.errors import UsageError
 from graphwright.models.architectures.tasks import LANGUAGE_MODEL
 from graphwright.models.generation.text import IDS, MASK, UNBOUNDED, indexed_rows, longest_text
 from graphwright.models.tokenizer import Tokenizer
+from graphwright.program.fitting_sizes import fitting_sizes
 from graphwright.program.kinds import INPUT
 from graphwright.program.run import check_feeds
 
@@ -93,14 +94,15 @@ def check_prompts(
 # -- random values -----------------------------------------------------------------------------------------------------
 def random_facts(p: Program) -> list[dict[str, dict[str, Any]]]:
     """Return for each of two examples a dict from input to its dtype, shape and, for integers, the number of values."""
-    found = []
+    found, most = [], _positions(p)
     for i in range(2):
         row: dict[str, dict[str, Any]] = {}
+        names = sorted({d for node in p.of_kind(INPUT) for d in _names(p.spec(node))})
+        sizes = {d: _SIZES.get(d, _OTHER)[i] for d in names}
+        sizes = {d: min(n, most) if d in ("T", "S") else n for d, n in sizes.items()}
+        sizes = fitting_sizes(p, sizes)
         for node in p.of_kind(INPUT):
             name, spec = p.path(node), p.spec(node)
-            sizes = {d: _SIZES.get(d, _OTHER)[i] for d in _names(spec)}
-            most = _positions(p)
-            sizes = {d: min(n, most) if d in ("T", "S") else n for d, n in sizes.items()}
             row[name] = {"dtype": spec.dtype.name, "shape": list(spec.bind(sizes).sizes), "below": _below(p, name)}
         found.append(row)
     return found

@@ -64,6 +64,7 @@ def capture(
              if isinstance(leaf, torch.Tensor)}  # fmt: skip
     _check_sizes(sizes, given)
     args, kwargs = _without_ones(module, args, kwargs, sizes)
+    kwargs = _in_order(module, kwargs)
     names = _argument_names(module, args, kwargs)
     with _in_mode(module, train), _quiet():
         exported = _exported(module, args, kwargs, sizes)
@@ -252,6 +253,12 @@ def _argument_names(module: torch.nn.Module, args: Sequence[Any], kwargs: Mappin
     except TypeError as error:
         raise UsageError("the arguments do not fit the module's forward", got=str(error)) from error
     return {_label(path): leaf for path, leaf in leaves}
+
+
+def _in_order(module: torch.nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return named arguments in the order of the parameters, as `_argument_names` has them; others come last."""
+    order = {name: i for i, name in enumerate(inspect.signature(module.forward).parameters)}
+    return dict(sorted(kwargs.items(), key=lambda item: order.get(item[0], len(order))))
 
 
 def _label(path: Any) -> str:

@@ -69,7 +69,7 @@ class ImportedArchitecture(Architecture):
 
     def known_fields(self, config: Config) -> Mapping[str, Any]:
         """Return the fields of a config, with transformers' defaults of the others."""
-        return {**_hub_config(config).to_dict(), **config.fields}
+        return {**json.loads(_hub_config(config).to_json_string(use_diff=False)), **config.fields}
 
 
 def imported(
@@ -217,7 +217,23 @@ def _plain(config: Config) -> dict[str, Any]:
         "torch_dtype",
         "dtype",
     }
-    return {name: value for name, value in config.fields.items() if name not in left_out}
+    return {name: _numbers_of(value) for name, value in config.fields.items() if name not in left_out}
+
+
+_NOT_FINITE = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
+
+
+def _numbers_of(value: Any) -> Any:
+    """Return the value of a config's field, with numbers for objects such as `{"__float__": "Infinity"}`.
+
+    transformers writes numbers that JSON does not have in this form. `Config` keeps it, so exports write it again.
+    """
+    if isinstance(value, list):
+        return [_numbers_of(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    number = _NOT_FINITE.get(str(value.get("__float__"))) if len(value) == 1 else None
+    return {name: _numbers_of(part) for name, part in value.items()} if number is None else number
 
 
 def _class_of(config: Config, trust_code: bool) -> Any:
@@ -283,6 +299,7 @@ def meta_module(made: Any, hub_config: Any, dtype: Any) -> tuple[Any, dict[str, 
         module = make("sdpa")
     except (ValueError, ImportError):  # the class has no such attention
         module = make("eager")
+    module.to("meta")  # legacy constructors such as torch.FloatTensor ignore the device above
     module.tie_weights()
     module.to(dtype)
     if dtype is not torch.float32:  # its inputs stay float32
@@ -321,14 +338,18 @@ def example_inputs(module: Any, hub_config: Any, task: str) -> tuple[dict[str, A
     main = getattr(module, "main_input_name", "input_ids")
     wide = getattr(hub_config, "vision_config", hub_config)
     shapes: dict[str, tuple[Any, ...]] = {}
-    if main == "pixel_values":
+    if main == "pixel_values" or ("pixel_values" in accepted and _reads_images_apart(module, hub_config)):
         size = getattr(wide, "image_size", ("H", "W"))
         height, width = (size, size) if isinstance(size, int) else tuple(size)
         shapes["pixel_values"] = ("B", getattr(wide, "num_channels", 3), height, width)
         if "input_ids" in accepted and hasattr(hub_config, "text_config"):
             shapes["input_ids"] = ("N", "T")
+            if "attention_mask" in accepted:
+                shapes["attention_mask"] = ("N", "T")
     elif main == "input_features":
         shapes["input_features"] = ("B", hub_config.num_mel_bins, 2 * hub_config.max_source_positions)
+    elif main == "input_values" and hasattr(hub_config, "num_mel_bins") and hasattr(hub_config, "max_length"):
+        shapes["input_values"] = ("B", hub_config.max_length, hub_config.num_mel_bins)
     elif main == "input_values":
         shapes["input_values"] = ("B", "L")
     else:
@@ -347,3 +368,10 @@ def example_inputs(module: Any, hub_config: Any, task: str) -> tuple[dict[str, A
         sizes = [numbers[n] if isinstance(n, str) else int(n) for n in shape]
         inputs[name] = torch.empty(sizes, dtype=kind, device="meta")
     return inputs, {name: shape for name, shape in shapes.items() if any(isinstance(n, str) for n in shape)}
+
+
+def _reads_images_apart(module: Any, hub_config: Any) -> bool:
+    """Return whether a module reads images beside its text: no tokens of the text stand for them."""
+    kinds = getattr(module, "input_modalities", ())
+    tokens = ("image_token_id", "image_token_index")
+    return "image" in kinds and all(getattr(hub_config, name, None) is None for name in tokens)

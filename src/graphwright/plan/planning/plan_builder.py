@@ -310,7 +310,7 @@ class PlanBuilder:
         return source, layout
 
     def depends_on_frozen(self, record: NodeRecord, op: Op) -> bool:
-        """Return True if a node has operands, all of them frozen (see `PlanTables.frozen`), and updates none of them."""
+        """Return True if a node has operands, all frozen (see `PlanTables.frozen`), and updates none of them."""
         frozen = self.tables.frozen
         if not record.reads or not frozen[record.reads[0]]:
             return False
