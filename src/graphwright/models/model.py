@@ -25,7 +25,15 @@ from graphwright.models.generation.padding import tokens_first
 from graphwright.models.generation.paged import PagedCache, PagedKeywords
 from graphwright.models.generation.pattern_rows import extend_patterns
 from graphwright.models.generation.recomputed import check_cacheable_program
-from graphwright.models.generation.text import UNBOUNDED, check_ids, check_mask, encoded, feeds_of, vocabulary
+from graphwright.models.generation.text import (
+    UNBOUNDED,
+    check_ids,
+    check_mask,
+    encoded,
+    feeds_of,
+    padded_ids,
+    vocabulary,
+)
 from graphwright.models.inspect import Inspection, inspect_program
 from graphwright.models.loading import build
 from graphwright.models.metrics import check_finite, perplexity, validate
@@ -223,18 +231,20 @@ class Model:
 
     def _run(self, p: Program, ids: np.ndarray, deterministic: bool, **extra: np.ndarray) -> np.ndarray:
         extend_patterns(p, ids.shape[1])
-        feeds = feeds_of(p, ids, **extra)
+        shape, ids = ids.shape, padded_ids(p, ids)
+        feeds = feeds_of(p, ids, **{name: padded_ids(p, array) for name, array in extra.items()})
         dims = {"B": ids.shape[0], "T": ids.shape[1]}
         specs = {p.path(n): p.spec(n).bind(dims) for n in p.inputs()}
         plan = plan_for(p, specs, ("logits",), CompileOptions(freeze=True, deterministic=deterministic))
         result: NDArray = plan(feeds)["logits"]
         host = result.to_numpy("float32")
-        if host.ndim != 3 or host.shape[:2] != ids.shape:
+        host = host[:, : shape[1]] if host.shape[:2] == ids.shape else host
+        if host.ndim != 3 or host.shape[:2] != shape:
             raise ShapeError("the output `logits` does not have one row of scores per token",
                              where=self.program.path(self.program.output("logits")),
-                             expected=f"[{ids.shape[0]}, {ids.shape[1]}, V]", got=list(host.shape),
+                             expected=f"[{shape[0]}, {shape[1]}, V]", got=list(host.shape),
                              fix="model.program.run(...) returns outputs of any shape")  # fmt: skip
-        check_finite(self.program, host, ids)
+        check_finite(self.program, host, ids[:, : shape[1]])
         return host
 
     def check_ids(self, ids: Any) -> np.ndarray:

@@ -88,7 +88,13 @@ def check_prompts(
     made = [np.asarray(tokenizer.encode(t, add_special_tokens=False), np.int64) for t in texts if tokenizer]
     fitting = [ids for ids in made if len(ids) and ids.max() < vocab]
     made = fitting or [random.integers(0, vocab, 64, seed=0, stream=9, step=i) for i in range(8)]
-    return [ids[: max(longest - GREEDY_TOKENS, 1)] for ids in made] if longest is not None else made
+    return [ids[: max(longest - GREEDY_TOKENS, longest // 2, 1)] for ids in made] if longest is not None else made
+
+
+def greedy_tokens(p: Program, rows: Sequence[Example]) -> int:
+    """Return how many greedy tokens the check generates after each prompt: those that the longest text has room for."""
+    longest = max((len(row[IDS]) for row in rows if IDS in row), default=0)
+    return max(min(GREEDY_TOKENS, longest_text(p) - longest + 1), 1)
 
 
 # -- random values -----------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from graphwright.errors import MissingExtra, NonFinite, UsageError
 from graphwright.files import StrPath, atomic_directory, check_free, target_path
 from graphwright.models.architectures.tasks import LANGUAGE_MODEL
 from graphwright.models.errors import ExportError, VerificationFailed
-from graphwright.models.export.examples import IDS, Example, examples, random_example, random_facts
+from graphwright.models.export.examples import IDS, Example, examples, greedy_tokens, random_example, random_facts
 from graphwright.models.export.ladder import ExportPlan, Ladder, Prefer
 from graphwright.models.export.levels import ExportLevel
 from graphwright.models.export.receipt import (
@@ -270,7 +270,9 @@ def _check(run: _ProgramOutput, folder: Path, level: ExportLevel, exact: bool, c
     rows = list(run.rows) if run.here is not None else []
     snippet = code if loader == "transformers" else None
     made_by = level.made_by
-    there = compute_there(folder, rows, loader=loader, made_by=made_by, trust=level.runs_code, snippet=snippet)
+    tokens = greedy_tokens(run.model.program, rows)
+    there = compute_there(folder, rows, loader=loader, made_by=made_by, trust=level.runs_code, tokens=tokens,
+                          snippet=snippet)  # fmt: skip
     for name in ("missing_keys", "unexpected_keys"):
         if there.facts[name]:
             what = f"{loader} reports {name.replace('_', ' ')} when it loads the exported files"

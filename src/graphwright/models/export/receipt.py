@@ -20,7 +20,9 @@ from graphwright.files import JsonError, atomic_write, blake2b_128, read_json, s
 from graphwright.graph import canonical_json
 from graphwright.models.architectures.tasks import LANGUAGE_MODEL
 from graphwright.models.errors import ExportError
-from graphwright.models.export.examples import GREEDY_TOKENS, Example
+from graphwright.models.export.examples import GREEDY_TOKENS, IDS, Example
+from graphwright.models.generation.recomputed import is_cacheable
+from graphwright.models.generation.text import feeds_of, padded_ids
 from graphwright.models.generation.timed import CONTEXT, decode_calls, prefill_calls, run_call
 from graphwright.report import Report
 from graphwright.safetensors import Checkpoint
@@ -28,6 +30,7 @@ from graphwright.timing import TimeComparison, compare_times, measure_time
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
+    from graphwright.program.program import Program
 
 SCHEMA = 4
 _KINDS = {"int": int, "str": str, "bool": bool, "list": list, "dict": dict}
@@ -231,7 +234,7 @@ def cost(model: Model) -> dict[str, Any]:
 
 
 def latency(source: Model | None, written: Model, model: Model, example: Example) -> dict[str, Any]:
-    """Measure the ms to prefill 128 tokens and to decode one, or of another task to run an example, in turns.
+    """Measure the ms to prefill 128 tokens and to decode one, or without a cache to run an example, in turns.
 
     Args:
         source: the model before all edits, if it is known; not compared with an equal model.
@@ -246,8 +249,9 @@ def latency(source: Model | None, written: Model, model: Model, example: Example
     sides = {"after": written} | ({} if written is model or source is None else {"program": model})
     kinds: dict[str, Any] = {"prefill": prefill_calls, "decode": decode_calls}
     context = {"context": CONTEXT}
-    if model.task != LANGUAGE_MODEL:
-        context, kinds = {}, {"run": lambda *programs: [run_call(p, example) for p in programs]}
+    programs = [m.program for m in (source, written, model) if m is not None and m.arch.imported is not None]
+    if model.task != LANGUAGE_MODEL or not all(map(is_cacheable, programs)):
+        context, kinds = {}, {"run": lambda *programs: [run_call(p, _feeds(p, example)) for p in programs]}
     found: dict[str, Any] = {name: {} for name in kinds}
     try:
         for name, made in kinds.items():
@@ -261,6 +265,11 @@ def latency(source: Model | None, written: Model, model: Model, example: Example
     except NonFinite:  # weights of the source or of the model are NaN, so there is nothing to time
         return {}
     return {"latency_ms": {"runtime": "graphwright", **context, "threads": get_num_threads(), **found}}
+
+
+def _feeds(p: Program, example: Example) -> Example:
+    """Return the inputs of a program for an example, which of a language model has the ids of one text alone."""
+    return feeds_of(p, padded_ids(p, example[IDS][None])) if "ids" in p.input_names() else example
 
 
 # -- the card ----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from graphwright.errors import GraphwrightError
 from graphwright.files import sha256_file
 from graphwright.models.architectures.tasks import LANGUAGE_MODEL
 from graphwright.models.errors import VerificationFailed
-from graphwright.models.export.examples import GREEDY_TOKENS, IDS, Example, random_example
+from graphwright.models.export.examples import GREEDY_TOKENS, IDS, Example, greedy_tokens, random_example
 from graphwright.models.export.ladder import LEVELS
 from graphwright.models.export.receipt import Receipt, file_rows, tensor_digests
 from graphwright.models.generation.recomputed import RecomputedGeneration
@@ -54,12 +54,13 @@ class LoaderOutput:
         return [row["logits"] for row in self.outputs]
 
 
-def compute_here(model: Model, rows: Sequence[Example], tokens: int = GREEDY_TOKENS) -> LoaderOutput:
-    """Run the program on examples in this process; a language model generates up to `tokens` greedy tokens after each.
+def compute_here(model: Model, rows: Sequence[Example]) -> LoaderOutput:
+    """Run the program on examples in this process; a language model generates `greedy_tokens` after each.
 
     Raises: NonFinite.
     """
     if model.task == LANGUAGE_MODEL:
+        tokens = greedy_tokens(model.program, rows)
         logits = [{"logits": model.logits(row[IDS])} for row in rows]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RecomputedGeneration)

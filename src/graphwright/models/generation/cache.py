@@ -340,8 +340,13 @@ class KVCache:
         left = self.capacity - self.length
         if ids.shape[1] > left:
             raise CacheFull("the cache has no room for these tokens", expected=f"<= {left}", got=ids.shape[1],
-                            fix="call model.new_cache(tokens) with more tokens")  # fmt: skip
+                            fix=self.way_out)  # fmt: skip
         return ids
+
+    @property
+    def way_out(self) -> str:
+        """What to do where a text has no room."""
+        return "call model.new_cache(tokens) with more tokens"
 
     # -- validity ----------------------------------------------------------------------------------------------------
     def validity(self, program: Program | None = None) -> dict[str, bool]:

@@ -297,7 +297,7 @@ def _fill(cache: KVCache, ids: np.ndarray, allow_stale: bool) -> tuple[int, np.n
         raise PromptError("generate cannot use a cache of several sequences", expected="one sequence", got=cache.batch)
     if len(ids) > cache.capacity:
         raise PromptError("the prompt exceeds the cache's capacity", expected=f"<= {cache.capacity}", got=len(ids),
-                          fix="call model.new_cache(tokens) with more tokens")  # fmt: skip
+                          fix=cache.way_out)  # fmt: skip
     if cache.length and not allow_stale:
         cache.check()
     reused = cache.reusable(ids)

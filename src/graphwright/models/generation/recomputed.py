@@ -16,7 +16,14 @@ from graphwright.errors import UsageError
 from graphwright.models.generation.cache import FingerprintWatch, KVCache, StaticCache, StaticSnapshot
 from graphwright.models.generation.cached_program import StepPlans, StepResult, derived_for
 from graphwright.models.generation.sampling import Requests
-from graphwright.models.generation.text import feeds_of, longest_text, vocabulary
+from graphwright.models.generation.text import (
+    OTHER_LENGTH,
+    feeds_of,
+    fixed_length,
+    longest_text,
+    padded_ids,
+    vocabulary,
+)
 from graphwright.plan.compile import plan_for
 from graphwright.plan.options import CompileOptions
 
@@ -34,15 +41,27 @@ class RecomputedGeneration(UserWarning):
 
 def check_cacheable_program(p: Program) -> None:
     """Raise UsageError if steps with a cache do not compute what the program computes; tried once per structure."""
+    if (error := _known_reason(p)) is not None:
+        raise error
+
+
+def is_cacheable(p: Program) -> bool:
+    """Return whether steps with a cache compute what the program computes; see `check_cacheable_program`."""
+    return _known_reason(p) is None
+
+
+def _known_reason(p: Program) -> UsageError | None:
     version, error = p.derived.get("cacheable", (-1, None))
     if version != p.plan_version:
         error = _why_not(p)
         p.derived["cacheable"] = p.plan_version, error
-    if error is not None:
-        raise error
+    return error
 
 
 def _why_not(p: Program) -> UsageError | None:
+    if (length := fixed_length(p)) is not None:
+        return UsageError("this program cannot be cached: it runs texts of one length", where=p.name,
+                          got=f"{length} tokens", fix=OTHER_LENGTH)  # fmt: skip
     ids = np.arange(_TOKENS)[None] % min(vocabulary(p), _TOKENS)
     whole = _logits(p, ids)
     try:
@@ -62,10 +81,11 @@ def _logits(p: Program, ids: np.ndarray) -> np.ndarray:
 
 
 def _run(p: Program, ids: np.ndarray) -> NDArray:
+    length, ids = ids.shape[1], padded_ids(p, ids)
     feeds = feeds_of(p, ids)
     sizes = {"B": ids.shape[0], "T": ids.shape[1]}
     specs = {p.path(n): p.spec(n).bind(sizes) for n in p.inputs()}
-    return plan_for(p, specs, ("logits",), CompileOptions(freeze=True))(feeds)["logits"]
+    return plan_for(p, specs, ("logits",), CompileOptions(freeze=True))(feeds)["logits"][:, :length]
 
 
 class RecomputedCache(KVCache):
@@ -79,6 +99,11 @@ class RecomputedCache(KVCache):
     def capacity(self) -> int:
         """Longest text that the program can run."""
         return longest_text(self.program)
+
+    @property
+    def way_out(self) -> str:
+        """What to do where a text has no room."""
+        return super().way_out if fixed_length(self.program) is None else OTHER_LENGTH
 
     @property
     def length(self) -> int:

@@ -52,8 +52,38 @@ def vocabulary(p: Program) -> int:
 
 
 def longest_text(p: Program) -> int:
-    """Return the number of positions that a program has an embedding for, or `UNBOUNDED`."""
-    return indexed_rows(p, "positions") if "positions" in p.input_names() else UNBOUNDED
+    """Return the number of positions that a program has an embedding for, or its fixed length, or `UNBOUNDED`."""
+    rows = indexed_rows(p, "positions") if "positions" in p.input_names() else UNBOUNDED
+    return min(rows, fixed_length(p) or UNBOUNDED)
+
+
+def fixed_length(p: Program) -> int | None:
+    """Return the number of tokens for which alone a program runs; None if its length is a named size.
+
+    The code of some model classes is a loop over the tokens, which a captured graph has for one length.
+    """
+    shape = p.spec("ids").shape if "ids" in p.input_names() else ()
+    return shape[1] if len(shape) == 2 and isinstance(shape[1], int) else None
+
+
+def padded_ids(p: Program, ids: np.ndarray) -> np.ndarray:
+    """Return ids [B, T] with padding after them up to the fixed length of a program, which earlier tokens do not read.
+
+    Raises: PromptError for a longer text.
+    """
+    length = fixed_length(p)
+    if length is None or ids.shape[1] == length:
+        return ids
+    if ids.shape[1] > length:
+        raise PromptError("the text is longer than the fixed length of this program", where=p.name,
+                          expected=f"<= {length} tokens", got=ids.shape[1], fix=OTHER_LENGTH)  # fmt: skip
+    return np.pad(ids, ((0, 0), (0, length - ids.shape[1])))
+
+
+OTHER_LENGTH = (
+    "load the class with transformers, and capture it with graphwright.from_torch(module, (ids,)) for longer ids"
+)
+"""How to open a class whose code fixes the length of a text at another length."""
 
 
 def indexed_rows(p: Program, name: str) -> int:
