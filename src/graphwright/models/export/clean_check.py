@@ -41,8 +41,8 @@ def with_transformers(directory, examples, tokens, trusted, made_by):
         model.set_experts_implementation("eager")  # runs any width; grouped_mm needs rows of n·16 bytes
     outputs, greedy = {}, {}
     if made_by == LANGUAGE_MODEL:
-        end = model.generation_config.eos_token_id
-        model.generation_config = GenerationConfig(do_sample=False, eos_token_id=end, pad_token_id=0)  # greedy only
+        own = {name: getattr(model.generation_config, name) for name in ("eos_token_id", "use_cache")}
+        model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0, **own)  # greedy only
     with torch.no_grad():
         for number, example in examples.items():
             given = {name: torch.from_numpy(array) for name, array in example.items()}
