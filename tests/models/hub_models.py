@@ -16,6 +16,7 @@ SPEECH = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_atte
           "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "vocab_size": 99,
           "max_source_positions": 50, "max_target_positions": 20, "num_mel_bins": 8, "pad_token_id": 0,
           "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}  # fmt: skip
+MIXTURE = TEXT | {"num_key_value_heads": 2, "moe_intermediate_size": 16, "num_experts_per_tok": 2}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "electra": ("ElectraConfig", "ElectraForMaskedLM", TEXT | {"embedding_size": 32}),
     "deit": ("DeiTConfig", "DeiTForImageClassification", VISION),
@@ -48,19 +49,36 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
                {"image_size": 32, "patch_size": 2, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 4],
                 "window_size": 4}),
     "beit": ("BeitConfig", "BeitModel", VISION),
+    "glm4_moe": ("Glm4MoeConfig", "Glm4MoeForCausalLM",
+                 MIXTURE | {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "head_dim": 8}),
+    "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM",
+                    MIXTURE | {"num_key_value_heads": 4, "n_routed_experts": 12, "n_group": 2, "topk_group": 1,
+                               "first_k_dense_replace": 1, "kv_lora_rank": 16, "q_lora_rank": 16, "v_head_dim": 8,
+                               "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}),
+    "ernie4_5_moe": ("Ernie4_5_MoeConfig", "Ernie4_5_MoeForCausalLM",
+                     MIXTURE | {"moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1,
+                                "moe_layer_start_index": 1}),
+    "hunyuan_moe": ("HunYuanMoEV1Config", "HunYuanMoEV1ForCausalLM",
+                    MIXTURE | {"num_experts": 4, "moe_topk": 2, "head_dim": 8}),
+    "lfm2_moe": ("Lfm2MoeConfig", "Lfm2MoeForCausalLM",
+                 MIXTURE | {"num_experts": 4, "num_dense_layers": 1, "layer_types": ["full_attention", "conv"]}),
+    "hrm_text": ("HrmTextConfig", "HrmTextForCausalLM", TEXT | {"num_key_value_heads": 2}),
     "resnet": ("ResNetConfig", "ResNetForImageClassification",
                {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"}),
 }  # fmt: skip
 
 
-def saved(name: str, directory: Path) -> Any:
-    """Save a model of the class with random weights, batch statistics included; return it."""
+def saved(name: str, directory: Path, **options: Any) -> Any:
+    """Save a model of the class with random weights, batch statistics included; return it.
+
+    `options` are those of `save_pretrained`.
+    """
     config, made, fields = MODELS[name]
     torch.manual_seed(7)
     module = getattr(tf, made)(getattr(tf, config)(**fields)).eval()
     with torch.no_grad():
-        for tensor in (*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())):
-            if tensor.ndim == 1:
+        for tensor in module.state_dict().values():
+            if tensor.ndim == 1 and tensor.is_floating_point():
                 tensor.add_(torch.rand_like(tensor) * 0.2)
-    module.save_pretrained(directory)
+    module.save_pretrained(directory, **options)
     return module

@@ -1,24 +1,28 @@
-"""Checkpoints that hold several matrices of a layer in one tensor: read as separate ones, and written back.
+"""Checkpoints that divide the weights of a layer in another way: read as the program's, and written back.
 
 Some classes have q, k and v in one matrix, or gate and up; `save_pretrained(save_original_format=False)` of
 transformers writes all experts of a layer in one. Each matrix is a byte range of the tensor, or some of its columns,
-so a program has the same parameters, under the same keys, whichever form the file has.
+so a program has the same parameters, under the same keys, whichever form the file has. The other way round,
+files have a tensor per expert where the program of a class of transformers has one for all; its bytes are copied at
+first use.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import count, takewhile
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.files import flat_bytes
-from graphwright.safetensors import Checkpoint, DividedCheckpoint, Stored, TensorData
+from graphwright.safetensors import Checkpoint, DividedCheckpoint, JoinedCheckpoint, Stored, TensorData
 from graphwright.safetensors.divided import Parts
 
 if TYPE_CHECKING:
-    from graphwright.models.architectures.architecture import Architecture, Stack
+    from graphwright.models.architectures.architecture import Architecture, Join, Stack
     from graphwright.safetensors import TensorInfo
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -29,8 +33,11 @@ def divide(checkpoint: Checkpoint, family: Architecture, dims: Any) -> Checkpoin
     """Return a view of a checkpoint in which the stacked tensors of the family are separate; itself if it has none.
 
     `dims` are the sizes of the model. A tensor that cannot be divided, or whose matrices are also tensors of their own,
-    is left as it is.
+    is left as it is. In turn, tensors that are one weight of the family are joined, if they fit together.
     """
+    joined = {join.key: found for join in family.joins if (found := _parts_of(join, checkpoint)) is not None}
+    if joined:
+        checkpoint = JoinedCheckpoint(checkpoint, joined)
     parts: dict[str, Parts] = {}
     transposed: set[str] = set()
     shapes = family.shapes(dims) if family.stacks else {}
@@ -45,6 +52,26 @@ def divide(checkpoint: Checkpoint, family: Architecture, dims: Any) -> Checkpoin
                     parts[info.key] = named
                     transposed |= {info.key} if stack.transposed else set()
     return DividedCheckpoint(checkpoint, parts, transposed) if parts else checkpoint
+
+
+def _parts_of(join: Join, files: Checkpoint) -> tuple[tuple[int, ...], list[str]] | None:
+    """Return (shape, keys of the parts in byte order) of a weight that the files have as tensors; None if they do not.
+
+    Tensors of several dtypes or shapes stay separate; they are then reported as unexpected.
+    """
+    has = (all(part.replace("{e}", str(e)) in files for part in join.parts) for e in count())
+    experts = sum(1 for _ in takewhile(bool, has)) if join.stacked else int(next(has))
+    if join.key in files or not experts:
+        return None
+    keys = join.keys(experts)
+    infos, each = [files.info(key) for key in keys], len(join.parts)
+    first = 0 if join.stacked else 1  # axis from which on all parts have the same sizes
+    if len({(info.tag, info.shape[first:]) for info in infos}) > 1 or not infos[0].shape:
+        return None
+    inner = infos[0].shape
+    if join.stacked:
+        return (experts, inner[0] * each, *inner[1:]), keys
+    return (sum(info.shape[0] for info in infos), *inner[1:]), keys
 
 
 def _parts(stack: Stack, info: TensorInfo, layer: str, shapes: Shapes) -> list[tuple[str, tuple[int, ...]]]:
@@ -99,6 +126,54 @@ def join(items: Iterable[TensorData], family: Architecture, source: DividedCheck
             yield from (_of_whole(item, whole) for item in ordered)
         else:
             yield _joined(key, stack, ordered, whole)
+
+
+def split(items: Iterable[TensorData], joins: Iterable[Join], source: JoinedCheckpoint) -> Iterator[TensorData]:
+    """Yield the tensors of files that have several instead of one weight; the others refer to the files themselves.
+
+    A weight of another size whose parts may be of unequal sizes stays one tensor; transformers reads that, too.
+    """
+    known = {join.key: join for join in joins if join.key in source.parts}
+    for item in items:
+        join = known.get(item.key)
+        keys = join.keys(item.shape[0]) if join is not None else []
+        if isinstance(item.data, Stored) and item.data.key in source.parts:  # untouched
+            parts = source.parts[item.data.key]
+            if len(parts) == len(keys):
+                yield from (TensorData.stored(source.whole, *names) for names in zip(parts, keys, strict=True))
+            else:
+                yield item
+        elif join is not None and (join.stacked or item.shape == source.info(item.key).shape):
+            yield from _pieces(item, join, keys, source.whole)
+        else:
+            yield _of_whole(item, source.whole)
+
+
+def _pieces(item: TensorData, join: Join, keys: list[str], files: Checkpoint) -> Iterator[TensorData]:
+    """Yield the parts of a changed weight; its bytes are computed once, for the first of the parts that is written."""
+    if join.stacked:
+        rows = item.shape[1] // len(join.parts)
+        shapes = [(rows, *item.shape[2:])] * len(keys)
+    else:
+        shapes = [files.info(key).shape for key in keys]
+    held: list[np.ndarray] = []
+    left = set(keys)
+    first = 0
+    for key, shape in zip(keys, shapes, strict=True):
+        size = item.size * prod(shape) // max(prod(item.shape), 1)
+
+        def data(key: str = key, first: int = first, size: int = size) -> np.ndarray:
+            if not held:
+                held.append(np.concatenate([np.frombuffer(flat_bytes(c), np.uint8) for c in item.chunks()]))
+            piece = held[0][first : first + size]
+            left.discard(key)
+            if not left:
+                held.clear()
+                left.update(keys)
+            return piece
+
+        yield TensorData(key, item.tag, shape, data, size)
+        first += size
 
 
 def _fit(stack: Stack, parts: dict[tuple[int, int], TensorData]) -> bool:

@@ -14,6 +14,7 @@ from graphwright.safetensors.errors import (
     UnsafeFile,
 )
 from graphwright.safetensors.header import BITS, Header, TensorInfo, build_header, parse_header
+from graphwright.safetensors.joined import JoinedCheckpoint
 from graphwright.safetensors.reader import Checkpoint, TensorFile
 from graphwright.safetensors.writer import (
     Shard,
@@ -28,7 +29,7 @@ from graphwright.safetensors.writer import (
 
 __all__ = [
     "BITS", "HEADER_RULES", "INDEX_RULES", "Checkpoint", "CheckpointChanged", "CheckpointClosed", "CheckpointError",
-    "CheckpointNotFound", "DividedCheckpoint", "Header", "HeaderError", "IndexFileError", "Shard", "Stored",
-    "TensorData", "TensorFile", "TensorInfo", "UnknownKey", "UnsafeFile", "build_header", "parse_header", "parse_size",
-    "plan_like", "plan_shards", "write_checkpoint", "write_tensors",
+    "CheckpointNotFound", "DividedCheckpoint", "Header", "HeaderError", "IndexFileError", "JoinedCheckpoint", "Shard",
+    "Stored", "TensorData", "TensorFile", "TensorInfo", "UnknownKey", "UnsafeFile", "build_header", "parse_header",
+    "parse_size", "plan_like", "plan_shards", "write_checkpoint", "write_tensors",
 ]  # fmt: skip

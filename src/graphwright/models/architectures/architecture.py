@@ -143,6 +143,30 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True)
+class Join:
+    """Several tensors that checkpoints have instead of one weight, whose bytes they are, one after another.
+
+    Attributes:
+        key: key of the weight.
+        parts: keys of the tensors. With `{e}`, the weight has a row per expert, and in it these tensors of the expert,
+            one below the other; else the weight has the tensors one below the other.
+    """
+
+    key: str
+    parts: tuple[str, ...]
+
+    @property
+    def stacked(self) -> bool:
+        """True if the weight has a row per expert."""
+        return any("{e}" in part for part in self.parts)
+
+    def keys(self, experts: int) -> list[str]:
+        """Return the keys of the tensors in byte order; a stacked weight has a row per expert."""
+        rows = range(experts) if self.stacked else (0,)
+        return [part.replace("{e}", str(e)) for e in rows for part in self.parts]
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture:
     """A model family, such as Llama: which configs it covers, how to read them, and how to build the graph.
 
@@ -160,6 +184,7 @@ class Architecture:
         attributes: dict from attribute of an op, such as `topk.k`, to the dimension that it holds.
         spellings: dict from config field to another name of it; a config that has that name keeps it.
         stacks: tensors that checkpoints have instead of separate weights; such files keep their form.
+        joins: weights that checkpoints have as several tensors; such files keep their form.
         notes: function from a config to notes for who opens it.
         buffers: paths of weights that are not trained, such as running statistics; they are consts of the program.
         imported: report of how a class without a template was captured.
@@ -182,6 +207,7 @@ class Architecture:
     attributes: Mapping[str, str] = field(default_factory=dict)
     spellings: Mapping[str, str] = field(default_factory=dict)
     stacks: tuple[Stack, ...] = ()
+    joins: tuple[Join, ...] = ()
     notes: Callable[[Config], tuple[str, ...]] | None = None
     buffers: frozenset[str] = frozenset()
     imported: Report | None = None

@@ -17,10 +17,10 @@ from graphwright.array import dtype as named
 from graphwright.autograd import Variable
 from graphwright.files import StrPath, atomic_write, read_file
 from graphwright.models.errors import ExportError
-from graphwright.models.stacks import join
+from graphwright.models.stacks import join, split
 from graphwright.models.tokenizer import AutoTokenizer, ByteTokenizer, TrainedTokenizer, byte_tokenizer_json
 from graphwright.program.weights import SOURCE
-from graphwright.safetensors import DividedCheckpoint, TensorData, write_checkpoint
+from graphwright.safetensors import DividedCheckpoint, JoinedCheckpoint, TensorData, write_checkpoint
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -133,6 +133,9 @@ def write_model(
     if divided is not None or any(stack.own for stack in model.arch.stacks):
         plan = divided.whole if joined and divided is not None else None
         items = join(items, model.arch, divided) if joined else items
+    if isinstance(inner := source if divided is None else divided.whole, JoinedCheckpoint):
+        plan = inner.whole if joined else None
+        items = split(items, model.arch.joins, inner) if joined else items
     if max_shard_size is None and plan is not None:
         write_checkpoint(directory, items, plan=plan)
     else:

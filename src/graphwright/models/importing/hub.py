@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from graphwright.array import DType
 from graphwright.errors import MissingExtra
-from graphwright.models.architectures.architecture import Architecture, Config
+from graphwright.models.architectures.architecture import Architecture, Config, Join, Stack
 from graphwright.models.architectures.tasks import LANGUAGE_MODEL, task_of
 from graphwright.models.errors import UnsupportedArchitecture
 from graphwright.models.importing.report import Imported
@@ -53,7 +54,11 @@ class ImportedArchitecture(Architecture):
         """Capture the class with another config; see `Architecture.resized`. Raises: CaptureError, MissingExtra."""
         found = imported(config, compute)
         assert found is not None
-        return found, found.read(config)
+        return replace(found, joins=self.joins, stacks=self.stacks), found.read(config)
+
+    def shapes(self, dims: Any) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each tensor that the checkpoint has, by key."""
+        return {self.skeleton.facts["keys"][path]: spec.sizes for path, spec in self.skeleton.stored.items()}
 
     def shapes_for(self, config: Config) -> dict[str, tuple[int, ...]] | None:
         """Make the class on the meta device; see `Architecture.shapes_for`."""
@@ -78,8 +83,8 @@ def imported(
     """Return the architecture of a class that transformers has, from the cache or by capturing it; None for others.
 
     `files` are the keys of the checkpoint, whose names may be those of an older version of the class.
-    Raises: UnsupportedArchitecture for files whose tensors transformers joins; MissingExtra without transformers;
-        CaptureError, UnsupportedOperator.
+    Raises: UnsupportedArchitecture for files whose tensors transformers rearranges in a way that no view of them has;
+        MissingExtra without transformers; CaptureError, UnsupportedOperator.
     """
     folder = cache_folder() / _digest(config, compute, files)
     skeleton = load_skeleton(folder)
@@ -101,6 +106,8 @@ def imported(
         facts["model_type"], (facts["class"],), (), lambda _: dims, (), build, prefix="", ignored=("",),
         fields={}, notes=lambda _: (text,) * bool(unread), buffers=frozenset(facts["buffers"]), task=facts["task"],
         imported=Imported.from_json(facts["imported"]), skeleton=skeleton,
+        joins=tuple(Join(key, tuple(parts)) for key, parts in facts["joins"].items()),
+        stacks=tuple(Stack(key, tuple(parts)) for key, parts in facts["stacks"].items()),
     )  # fmt: skip
 
 
@@ -155,13 +162,17 @@ def _captured(made: Any, config: Config, compute: str, files: Collection[str]) -
         "tied": bool(getattr(hub_config, "tie_word_embeddings", False)),
     }
     made_of, trained = skeleton_of(p, constants, {}), {p.key(n) for n in p.params()}
-    keys = file_keys(module, files) if files else {key: key for key in state}
+    form = file_form(module, files) if files else FileForm({key: key for key in state}, {}, {})
+    keys = form.keys
     for key, others in tied_keys(module).items():
         if key in made_of.stored and key not in keys:
             keys[key] = next((keys[other] for other in others if other in keys), key)
     read = {keys.setdefault(key, key) for key in made_of.stored}
+    read |= {key for key, parts in form.stacks.items() if read.intersection(parts)}
+    read |= {part for key, (_, parts) in form.joined.items() if key in read for part in parts}
     facts = {"class": name, "model_type": config["model_type"], "task": task_of(name), "dims": dims,
              "buffers": [key for key in made_of.stored if key not in trained], "keys": keys,
+             "joins": {key: list(names) for key, (names, _) in form.joined.items()}, "stacks": form.stacks,
              "unread": sorted(key for key in files if key not in read), "imported": report.to_json()}  # fmt: skip
     return replace(made_of, facts=facts)
 
@@ -255,26 +266,74 @@ def _class_of(config: Config, trust_code: bool) -> Any:
     return known if fits else None
 
 
-def file_keys(module: Any, files: Collection[str]) -> dict[str, str]:
-    """Map keys of a module's state to those of files, whose names may be those of an older version of the class.
+@dataclass(frozen=True, slots=True)
+class FileForm:
+    """How the tensors of files become those of a module's state.
 
-    Raises: UnsupportedArchitecture if transformers makes tensors of the module from several of the files.
+    Attributes:
+        keys: keys of the state -> keys of the files, or of the weights that are joined or divided.
+        joined: keys of weights that the files have as several tensors -> (names of these as in `Join`, their keys).
+        stacks: keys of tensors that are several weights -> their keys, as in `Stack`.
+    """
+
+    keys: dict[str, str]
+    joined: dict[str, tuple[tuple[str, ...], list[str]]]
+    stacks: dict[str, list[str]]
+
+
+def file_form(module: Any, files: Collection[str]) -> FileForm:
+    """Return how tensors of files become those of a module, whose names in files may be those of an older version.
+
+    Raises: UnsupportedArchitecture if transformers rearranges some of the files other than by joining rows.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
     known = get_model_conversion_mapping(module)
     renamings = [t for t in known if isinstance(t, WeightRenaming)]
     converters = [t for t in known if isinstance(t, WeightConverter)]
-    state, found = module.state_dict(), dict[str, str]()
-    for key in files:
-        name, joined = rename_source_key(key, renamings, converters, module.base_model_prefix, state)
-        if joined is not None and name in state and key not in state:
-            raise UnsupportedArchitecture("transformers joins or splits tensors of these files when it loads them",
-                                          where=key, expected=name, got=joined,
+    state, form = module.state_dict(), FileForm({}, {}, {})
+    gathered: dict[str, dict[str, list[str]]] = {}  # key of the state -> pattern of a converter -> keys of files
+    for key in sorted(files, key=dot_natural_key):
+        name, pattern = rename_source_key(key, renamings, converters, module.base_model_prefix, state)
+        if pattern is not None and name in state and key not in state:
+            gathered.setdefault(name, {}).setdefault(pattern, []).append(key)
+        else:
+            form.keys.setdefault(name, key)
+    for name, found in gathered.items():
+        converter = next(c for c in converters if next(iter(found)) in c.source_patterns)
+        parts = [found.get(pattern, []) for pattern in converter.source_patterns]
+        kinds = [(type(op).__name__, getattr(op, "dim", None)) for op in converter.operations]
+        merged, every = [("MergeModulelist", 0)], [*chain.from_iterable(parts)]
+        if kinds in (merged, [*merged, ("Concatenate", 1)]) and (names := _numbered(parts)) is not None:
+            form.keys[name], form.joined[name] = name, (names, every)
+        elif kinds == [("Concatenate", 0)]:
+            form.keys[name], form.joined[name] = name, (tuple(every), every)
+        elif kinds in ([("Chunk", 0)], [("Split", 0)]) and len(parts) == len(parts[0]) == 1:
+            first, *others = converter.target_patterns
+            divided = [name, *(name.replace(first, other) for other in others)]
+            form.stacks[parts[0][0]] = divided
+            form.keys.update((key, key) for key in divided)
+        else:
+            raise UnsupportedArchitecture("transformers rearranges tensors of these files when it loads them",
+                                          where=every[0], expected=name,
+                                          got=", ".join(map(repr, converter.operations)),
                                           fix="load them with transformers and use graphwright.from_torch")  # fmt: skip
-        found.setdefault(name, key)
-    return found
+    return form
+
+
+def _numbered(parts: list[list[str]]) -> tuple[str, ...] | None:
+    """Return each list of keys as one with `{e}` for the numbers of experts; None if they differ in other words."""
+    names = []
+    for keys in parts:
+        words = [key.split(".") for key in keys]
+        at = [i for i, found in enumerate(zip(*words, strict=False)) if len(set(found)) > 1]
+        if len(keys) == 1:  # of one expert
+            at = [i for i, word in enumerate(words[0]) if word == "0"][-1:]
+        if len(at) != 1 or len(set(map(len, words))) > 1 or not all(w[at[0]].isdecimal() for w in words):
+            return None
+        names.append(".".join([*words[0][: at[0]], "{e}", *words[0][at[0] + 1 :]]))
+    return tuple(names)
 
 
 def tied_keys(module: Any) -> dict[str, list[str]]:
