@@ -28,13 +28,22 @@ def numbers(x: NDArray) -> np.ndarray:
     block=st.sampled_from([1, 3, 16, 128, 300]),
     window=st.one_of(st.none(), st.integers(1, 400)),
     softcap=st.sampled_from([None, None, 0.9, 30.0]),
+    sunk=st.booleans(),
     kinds=st.sampled_from([(float64, float64), (float32, float32), (float32, bfloat16), (bfloat16, float16)]),
     seed=st.integers(0, 99),
 )
 @example(
-    lengths=[255, 256], queries=2, heads=(2, 3), block=16, window=None, softcap=None, kinds=(float32, float32), seed=0
-)
-@example(lengths=[520], queries=17, heads=(1, 1), block=1, window=5, softcap=0.5, kinds=(float64, float64), seed=1)
+    lengths=[255, 256], queries=2, heads=(2, 3), block=16, window=None, softcap=None, sunk=False,
+    kinds=(float32, float32), seed=0,
+)  # fmt: skip
+@example(
+    lengths=[520], queries=17, heads=(1, 1), block=1, window=5, softcap=0.5, sunk=False, kinds=(float64, float64),
+    seed=1,
+)  # fmt: skip
+@example(
+    lengths=[256, -1, 3], queries=2, heads=(2, 3), block=16, window=9, softcap=None, sunk=True,
+    kinds=(float64, float64), seed=1,
+)  # fmt: skip
 def test_tiled_paged_attention_matches_dense_attention(
     lengths: list[int],
     queries: int,
@@ -42,6 +51,7 @@ def test_tiled_paged_attention_matches_dense_attention(
     block: int,
     window: int | None,
     softcap: float | None,
+    sunk: bool,
     kinds: tuple[DType, DType],
     seed: int,
 ) -> None:
@@ -62,7 +72,8 @@ def test_tiled_paged_attention_matches_dense_attention(
     q = held_as(rng.normal(size=(len(lengths), groups * share, queries, 4)), kind)
     paging = from_numpy(table), from_numpy(np.array(lengths, np.int32))
     rules = {"scale": 0.7, "window": window, "softcap": softcap}
-    found = call("sdpa_paged", q, *(held_as(p, held) for p in pools), *paging, **rules)
+    sinks = [held_as(2 * rng.normal(size=groups * share), kind)] if sunk else []
+    found = call("sdpa_paged", q, *(held_as(p, held) for p in pools), *paging, *sinks, **rules)
     assert found.dtype is kind
     tolerance = {float64: 1e-12, float32: 2e-6, bfloat16: 8e-3}[kind]
     for b, n in enumerate(lengths):
@@ -75,9 +86,10 @@ def test_tiled_paged_attention_matches_dense_attention(
         hidden = (ahead > 0) | (ahead <= -(window or n + queries))
         scores = 0.7 * torch.tensor(numbers(q)[b]) @ k.transpose(1, 2)
         scores = scores if softcap is None else softcap * (scores / softcap).tanh()
-        np.testing.assert_allclose(
-            mine, (scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v).numpy(), atol=tolerance, rtol=tolerance
-        )
+        scores = scores.masked_fill(hidden, -torch.inf)
+        more = [torch.tensor(numbers(x)).view(-1, 1, 1).expand(-1, queries, 1) for x in sinks]
+        weights = torch.cat([scores, *more], -1).softmax(-1)[..., : n + queries]
+        np.testing.assert_allclose(mine, (weights @ v).numpy(), atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 8])

@@ -48,6 +48,9 @@ def attention(draw) -> tuple[list[np.ndarray], dict]:
         hidden = rng.random(shape) < 0.3
         optional.append("bias")
         inputs.append(~hidden if draw(st.booleans()) else np.where(hidden, -np.inf, rng.normal(size=shape)))
+    if draw(st.booleans()):
+        optional.append("sinks")
+        inputs.append(rng.normal(size=groups * shared) * 2)
     window = draw(NONE_OR_WINDOW) if causal else None
     return inputs, {
         "scale": draw(st.sampled_from([1.0, 0.37])),
@@ -72,6 +75,9 @@ def _case(queries: int, keys: int, window: int | None, *, heads: int = 4, groups
 @example(case=_case(2, 6, 2, q_start=np.asarray(1)))
 @example(case=_case(3, 5, 2, bias=np.arange(15.0).reshape(1, 1, 3, 5) % 4))
 @example(case=_case(3, 5, None, bias=np.array([-np.inf, 0.0, 1.0, -np.inf, 2.0]).reshape(1, 1, 1, 5)))
+@example(case=_case(3, 5, 2, sinks=np.array([1.0, -2.0, 0.0, 9.0])))
+@example(case=_case(3, 5, None, bias=np.zeros((1, 1, 1, 5)), sinks=np.array([1.0, -2.0, 0.0, 9.0])))
+@example(case=_case(4, 2, None, sinks=np.array([1.0, -2.0, 0.0, 9.0])))
 @example(case=_case(3, 5, None, bias=np.arange(60).reshape(1, 4, 3, 5) % 3 > 1))
 def test_values_and_gradients_equal_explicit_softmax_attention(case: tuple[list[np.ndarray], dict]) -> None:
     inputs, attrs = case
@@ -79,7 +85,8 @@ def test_values_and_gradients_equal_explicit_softmax_attention(case: tuple[list[
     theirs = torch_sdpa([torch.from_numpy(np.array(x)) for x in inputs], attrs)
     assert_close(ours, theirs.numpy(), rtol=1e-10, atol=1e-12)
     masks = check_masks(OPS["sdpa"], inputs, attrs, lambda xs, seeds, mask: torch_grads("sdpa", xs, attrs, seeds, mask))
-    assert masks == (15 if "bias" in attrs["optional"] and inputs[-1].dtype.kind == "f" else 7)
+    trained = [x for name, x in zip(attrs["optional"], inputs[3:], strict=True) if name in ("bias", "sinks")]
+    assert masks == 2 ** (3 + sum(x.dtype.kind == "f" for x in trained)) - 1
 
 
 @pytest.mark.parametrize("start", [-3, -1, 0, 6, 20])

@@ -109,6 +109,9 @@ def sdpa(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
         scores = scores if bias.dtype == torch.bool else scores + bias.masked_fill(~seen, 0.0)
     scores = scores.masked_fill(~seen, float("-inf"))
     dead = ~seen.any(-1, keepdim=True)
+    if "sinks" in extra:
+        sinks = extra["sinks"].to(scores).reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        return torch.softmax(torch.cat([scores, sinks], -1), -1)[..., :-1] @ v
     weights = torch.softmax(scores.masked_fill(dead, 0.0), -1).masked_fill(dead, 0.0)
     return weights @ v
 
@@ -227,7 +230,7 @@ def kv_append_paged(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
 
 
 def sdpa_paged(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
-    q, k, v, table, lengths = ins
+    q, k, v, table, lengths, *sinks = ins
     out = torch.zeros(*q.shape[:3], v.shape[3], dtype=q.dtype)
     group, block = q.shape[1] // k.shape[1], k.shape[2]
     for b, length in enumerate(lengths.tolist()):
@@ -238,7 +241,9 @@ def sdpa_paged(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
             for h in range(q.shape[1]):
                 keys, values = (torch.stack([p[i, h // group, r] for i, r in rows]) for p in (k, v))
                 scores, cap = attrs["scale"] * (keys @ q[b, h, t]), attrs["softcap"]
-                out[b, h, t] = torch.softmax(scores if cap is None else cap * torch.tanh(scores / cap), 0) @ values
+                scores = scores if cap is None else cap * torch.tanh(scores / cap)
+                scores = torch.cat([scores, *(s[h : h + 1].to(scores) for s in sinks)])
+                out[b, h, t] = torch.softmax(scores, 0)[: len(rows)] @ values
     return out
 
 

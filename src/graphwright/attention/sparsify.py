@@ -120,9 +120,9 @@ def _check(p: Program, node: NodeId, pattern: Pattern) -> None:
     attrs, path = p.attrs(node), p.path(node)
     q, k = (p.spec(v) for v in p.operands(node)[:2])
     heads, groups = q.shape[1], k.shape[1]
-    if "bias" in attrs["optional"]:
-        raise UsageError("an attention over a pattern has no bias of scores", where=path,
-                         expected="an attention without a bias", got=f"optional={attrs['optional']}")  # fmt: skip
+    if {"bias", "sinks"} & set(attrs["optional"]):
+        raise UsageError("an attention over a pattern has no bias of scores, and no sinks", where=path,
+                         expected="an attention without them", got=f"optional={attrs['optional']}")  # fmt: skip
     if pattern.planes not in (1, heads, groups):
         raise HeadMismatch(int(heads), int(groups), pattern.planes)
     if attrs["causal"] and not pattern.causal:

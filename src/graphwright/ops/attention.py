@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf, prod
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -235,6 +235,9 @@ def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[s
         if name == "bias":
             _check_bias(spec, (*q.shape[:3], k.shape[2]))
             continue
+        if name == "sinks":
+            _check_sinks(spec, q.shape[1])
+            continue
         want = {"key_mask": Spec((k.shape[0], k.shape[2]), bool_), "q_start": Spec((), int64)}[name]
         if spec != want:
             raise ShapeError(f"{name} has the wrong shape or dtype", expected=want, got=spec)
@@ -247,6 +250,11 @@ def _check_bias(bias: Spec, scores: tuple[Dim, ...]) -> None:
         raise ShapeError("bias has the wrong shape or dtype", expected=expected, got=bias)
 
 
+def _check_sinks(sinks: Spec, heads: Dim) -> None:
+    if sinks.shape != (heads,) or not sinks.dtype.is_float:
+        raise ShapeError("sinks have the wrong shape or dtype", expected=f"floating [{heads}]", got=sinks)
+
+
 def _flops(q: Spec, k: Spec, v: Spec) -> int:
     return 2 * prod(q.sizes[:3]) * k.sizes[2] * (q.sizes[3] + v.sizes[3])
 
@@ -256,7 +264,7 @@ _ATTRS = {
     "scale": Attr(Number),
     "causal": Attr(bool, True),
     "window": _WINDOW,
-    "optional": Attr(tuple[Literal["key_mask", "q_start", "bias"], ...], ()),
+    "optional": Attr(tuple[Literal["key_mask", "q_start", "bias", "sinks"], ...], ()),
     "softcap": Attr(Positive | None, None, added=True),
 }
 
@@ -286,18 +294,21 @@ def _onnx_mask(u: OnnxUse) -> str:
 
 def _without_padding(ins: Sequence[Spec], attrs: Attrs) -> bool:
     # a query that sees no key gives 0 here and NaN there; only padding and biases make such queries
-    masked = {"key_mask", "bias"} & set(attrs["optional"])
+    masked = {"key_mask", "bias", "sinks"} & set(attrs["optional"])  # the node has no sinks
     return all_float32(ins[:3], attrs) and not masked and attrs["softcap"] is None
 
 
 def _attention_arguments(
     ins: Sequence[Spec], scale: float, causal: bool, window: int | None, optional: Sequence[str], softcap: float | None
 ) -> tuple | None:
-    """Return (query heads per key head, scale, and window and softcap if they are set); None with masks."""
-    if optional or not causal:  # masks and starts are known at run time, and caches hold the past only
+    """Return (query heads per key head, scale, window, softcap), the last two if they are set; None with masks.
+
+    With sinks all four are there, as with a softcap: torch's attention has neither.
+    """
+    if set(optional) - {"sinks"} or not causal:  # masks and starts are known at run time, and caches hold the past only
         return None
     groups = int(ins[0].shape[1]) // int(ins[1].shape[1])
-    if softcap is not None:
+    if softcap is not None or optional:
         return groups, scale, window, softcap
     return (groups, scale) if window is None else (groups, scale, window)
 
@@ -311,11 +322,12 @@ class Sdpa(Row):
     or 1 for any of these sizes: floating, added to the scores, -inf hides a key, or bool, false hides a key. If
     `causal`, query i sees key j iff j ≤ q_start + i, with a window w also j > q_start + i - w: w keys, the query's own
     included. A query that sees no key gives 0. With a softcap c, scores s become c·tanh(s / c) before a bias is added,
-    in the dtype of q.
+    in the dtype of q. `sinks` [H], floating, has a score of each head that takes part in the softmax as that of a key
+    with the value 0 (Xiao et al. 2023, gpt-oss).
     """
 
-    arity, attrs, saves = (3, 6), _ATTRS, Saves(inputs=(0, 1, 2, 3, 4, 5), outputs=(0,))
-    traits = Traits(attention=True, contiguous=(0,), amp="low", fixed=(3, 4, 5))
+    arity, attrs, saves = (3, 7), _ATTRS, Saves(inputs=(0, 1, 2, 3, 4, 5, 6), outputs=(0,))
+    traits = Traits(attention=True, contiguous=(0,), amp="low", fixed=(3, 4, 5, 6))
     torch_module = TorchModule("Attention", lambda ins, a: _attention_arguments(ins, **a), run=True)
     emit = lambda i, a: f"sdpa({', '.join([*i[:3], *_attention_options(i[3:], a)])})"
     vm, onnx_23 = attention_forms.SDPA, WholeNode(_without_padding, _attention_node)
@@ -327,11 +339,15 @@ class Sdpa(Row):
 
     def vjp(g, ins, outs, attrs, needs):
         grads = call("sdpa_backward", *ins, outs[0], g, **attrs)
-        at = 3 + attrs["optional"].index("bias") if "bias" in attrs["optional"] else 0
-        if not at or not needs[at] or not ins[at].dtype.is_float:
+        wanted = {name: at for at, name in enumerate(attrs["optional"], 3)
+                  if name in ("bias", "sinks") and needs[at] and ins[at].dtype.is_float}  # fmt: skip
+        if not wanted:
             return grads
-        bias = as_dtype(_reduced(_score_slopes(ins, outs[0], g, attrs)[0], ins[at].shape), ins[at].dtype)
-        return (*grads, *(None,) * (at - 3), bias)
+        extra, found = [None] * len(attrs["optional"]), _score_slopes(ins, outs[0], g, attrs)
+        for name, at in wanted.items():
+            made = _reduced(found.scores, ins[at].shape) if name == "bias" else found.sinks
+            extra[at - 3] = as_dtype(made, ins[at].dtype)
+        return (*grads, *extra)
 
     def expand(ins, attrs):
         q, k, v = ins[:3]
@@ -339,7 +355,7 @@ class Sdpa(Row):
         q = call("unflatten", q, axis=1, sizes=(groups, q.shape[1] // groups))
         k, v = (call("unsqueeze", t, axes=(2,)) for t in (k, v))
         scores = _capped(call("matmul", q, transposed(k)) * attrs["scale"], attrs)
-        weights = as_dtype(_probabilities(as_dtype(scores, float32 if low.is_low else low), ins, attrs), low)
+        weights = as_dtype(_probabilities(as_dtype(scores, float32 if low.is_low else low), ins, attrs)[0], low)
         return call("flatten", call("matmul", weights, v), start=1, end=2)
 
     def sample(rng):
@@ -360,6 +376,8 @@ class Sdpa(Row):
                 for term, score in zip(dims, (*q[:3], k[2]), strict=True):
                     if size(term) != 1:
                         u.same(term, score)
+            if name == "sinks":
+                u.same(dims[0], q[1])
         return [(*q[:3], v[3])]
 
 
@@ -377,23 +395,46 @@ def _capped(scores, attrs):
 
 
 def _probabilities(scores, ins, attrs):
-    """Return the softmax of scores [B, G, H / G, Tq, Tk] of `sdpa`, whose operands are `ins`."""
+    """Return the softmax of scores [B, G, H / G, Tq, Tk] of `sdpa`, whose operands are `ins`, and that of the sinks."""
     extra, mask = dict(zip(attrs["optional"], ins[3:], strict=True)), _visible(ins, attrs)
-    if "bias" not in extra:
-        return call("softmax", scores, *mask)
-    bias, shared = extra["bias"], scores.shape[1:3]
-    bias = call("unflatten", bias, axis=1, sizes=(1, 1) if bias.shape[1] == 1 else shared)
-    seen = bias
-    if bias.dtype is not bool_:
-        bias = as_dtype(bias, scores.dtype)
-        scores, seen = scores + bias, call("gt", bias, call("full_like", bias, value=-inf))
-    return call("softmax", scores, call("logical_and", mask[0], seen) if mask else seen)
+    shared = scores.shape[1:3]
+    if "bias" in extra:
+        bias = extra["bias"]
+        bias = call("unflatten", bias, axis=1, sizes=(1, 1) if bias.shape[1] == 1 else shared)
+        seen = bias
+        if bias.dtype is not bool_:
+            bias = as_dtype(bias, scores.dtype)
+            scores, seen = scores + bias, call("gt", bias, call("full_like", bias, value=-inf))
+        mask = (call("logical_and", mask[0], seen) if mask else seen,)
+    if "sinks" not in extra:
+        return call("softmax", scores, *mask), None
+    keys = scores.shape[4]
+    blank = call("sum", call("full_like", scores, value=0.0), axes=(4,), keepdims=True)
+    sinks = blank + call("reshape", as_dtype(extra["sinks"], scores.dtype), shape=(1, *shared, 1, 1))
+    if mask:
+        seen = mask[0] if mask[0].shape[-1] == keys else call("expand", mask[0], shape=(*mask[0].shape[:-1], keys))
+        every = call("full_like", call("any", seen, axes=(-1,), keepdims=True), value=True)
+        mask = (call("concat", seen, every, axis=-1),)
+    p = call("softmax", call("concat", scores, sinks, axis=-1), *mask)
+    return tuple(call("slice", p, axis=-1, start=start, size=n) for start, n in ((0, keys), (keys, 1)))
+
+
+class _Slopes(NamedTuple):
+    """Gradients of the scores after the softcap and of the sinks [H], the probabilities of the keys, these scores.
+
+    All but the sinks are [B, G, H / G, Tq, Tk].
+    """
+
+    scores: Any
+    sinks: Any
+    p: Any
+    capped: Any
 
 
 def _score_slopes(ins, out, g, attrs):
-    """Return the gradient of the scores after the softcap, the probabilities and these scores, [B, G, H / G, Tq, Tk].
+    """Return gradients of the scores from the operands of `sdpa`, its result and the gradient of that.
 
-    The operands are those of `sdpa`, its result and the gradient of that; computed in float32 or wider.
+    They are computed in float32 or wider.
     """
     low = ins[0].dtype
     q, k, v, out, g = (as_dtype(t, float32 if low.is_low else low) for t in (*ins[:3], out, g))
@@ -401,9 +442,10 @@ def _score_slopes(ins, out, g, attrs):
     q, out, g = (call("unflatten", t, axis=1, sizes=shared) for t in (q, out, g))
     k, v = (call("unsqueeze", t, axes=(2,)) for t in (k, v))
     scores = _capped(call("matmul", q, transposed(k)) * attrs["scale"], attrs)
-    p = _probabilities(scores, ins, attrs)
+    p, sunk = _probabilities(scores, ins, attrs)
     inner = call("sum", g * out, axes=(4,), keepdims=True)
-    return p * (call("matmul", g, transposed(v)) - inner), p, scores
+    sinks = None if sunk is None else call("flatten", -call("sum", sunk * inner, axes=(0, 3, 4)), start=0, end=1)
+    return _Slopes(p * (call("matmul", g, transposed(v)) - inner), sinks, p, scores)
 
 
 def _reduced(slopes, shape):
@@ -437,7 +479,7 @@ def _visible(ins, attrs):
 class SdpaBackward(Backward):
     """Gradients dq, dk, dv of `sdpa` from its operands, its result and g; the probabilities are recomputed."""
 
-    arity, attrs, traits = (5, 8), _ATTRS, Traits(backward_of="sdpa", contiguous=(0, -2, -1), opaque=True)
+    arity, attrs, traits = (5, 9), _ATTRS, Traits(backward_of="sdpa", contiguous=(0, -2, -1), opaque=True)
     vjp, why = None, {"vjp": "second derivatives are those of its expansion, which replaces it where they are needed"}
     vm, results = attention_forms.SDPA, ("dq", "dk", "dv")
 
@@ -451,7 +493,7 @@ class SdpaBackward(Backward):
 
     def expand(ins, attrs):
         low, shared = ins[0].dtype, (ins[1].shape[1], ins[0].shape[1] // ins[1].shape[1])
-        ds, p, scores = _score_slopes(ins[:-2], ins[-2], ins[-1], attrs)
+        ds, _, p, scores = _score_slopes(ins[:-2], ins[-2], ins[-1], attrs)
         ds = ds * attrs["scale"]
         if attrs["softcap"] is not None:
             bent = scores / attrs["softcap"]
@@ -536,19 +578,20 @@ class SdpaPaged(Row):
     Position p of sequence b is entry p % block of block table[b, p // block]. Query t of sequence b has position
     lengths[b] + t; its key and value are already in the pools. A query attends to the entries up to its position, with
     a window w to the last w of them. Query head h reads key head h // (H / G). A batch row without a sequence (length
-    -1) gives 0. With a softcap c, scores s become c·tanh(s / c).
+    -1) gives 0. With a softcap c, scores s become c·tanh(s / c). An operand after the lengths, if there is one, is the
+    `sinks` [H] of `sdpa`.
     """
 
-    arity, vjp = 5, None
+    arity, vjp = (5, 6), None
     attrs = {"scale": Attr(Number), "window": _WINDOW, "softcap": Attr(Positive | None, None)}
     why = {
         "vjp": "reads loop-carried state; gradients do not cross steps",
         "onnx": "pages belong to the cache of a running model",
         "emit": "transformers brings its own cache",
     }
-    traits, vm = Traits(contiguous=(0, 3, 4), fixed=(3, 4)), attention_forms.SDPA_PAGED
+    traits, vm = Traits(contiguous=(0, 3, 4), fixed=(3, 4, 5)), attention_forms.SDPA_PAGED
 
-    def infer(q, k, v, table, lengths, scale, window, softcap):
+    def infer(q, k, v, table, lengths, *sinks, scale, window, softcap):
         one_dtype(k, v)
         _floats(q, k)
         if any(len(t.shape) != 4 for t in (q, k, v)):
@@ -561,6 +604,8 @@ class SdpaPaged(Row):
         if q.shape[1] % k.shape[1]:
             what, expected = "cannot divide the query heads evenly among the key heads", f"a multiple of {k.shape[1]}"
             raise ShapeError(what, expected=expected, got=q.shape[1])
+        for spec in sinks:
+            _check_sinks(spec, q.shape[1])
         return Spec((*q.shape[:3], v.shape[3]), q.dtype)
 
     def cost(ins, outs, attrs):
@@ -572,11 +617,14 @@ class SdpaPaged(Row):
     def sample(rng):
         q, (k, v) = rng.normal(size=(3, 4, 2, 3)), (rng.normal(size=(5, 2, 2, d)) for d in (3, 5))
         window, softcap = (some if rng.random() < 0.5 else None for some in (3, 0.8))
-        return [q, k, v, *_draw(rng)], {"scale": 0.5, "window": window, "softcap": softcap}
+        sinks = [rng.normal(size=4)] if rng.random() < 0.5 else []
+        return [q, k, v, *_draw(rng), *sinks], {"scale": 0.5, "window": window, "softcap": softcap}
 
     def axes(u: AxesUse):
-        q, k, v, table, lengths = u.ins
+        q, k, v, table, lengths, *sinks = u.ins
         _heads(u)
+        for dims in sinks:
+            u.same(dims[0], q[1])
         u.same(q[0], table[0])
         u.same(q[0], lengths[0])
         for term in (k[0], k[2], table[1]):

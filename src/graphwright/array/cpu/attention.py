@@ -65,14 +65,14 @@ class _Attention:
     """Attention probabilities, computed in scratch for one batch element at a time.
 
     Query i, at position p = start + i, sees key j if j is no padding, j <= p (if causal) and j > p - w (for window w).
-    A bias is added to the scores; where it is false or -inf, it hides a key.
+    A bias is added to the scores; where it is false or -inf, it hides a key. A sink is the score of one more key.
     With a softcap, `slopes` receives the derivatives of the scores after it by those before.
     """
 
     def __init__(self, ins: Tensors, attrs: Attrs, work: Tensors, slopes: torch.Tensor | None = None) -> None:
         (q, k), extra = ins[:2], dict(zip(attrs["optional"], ins[3:], strict=False))
         self.mask, self.blind, self.padded, self.base, self.row, self.edge, self.outside, self.bound = work[:8]
-        self.peak, self.wide, self.low = work[8], work[9], work[10] if len(work) > 10 else None
+        self.peak, self.total, self.wide, self.low = *work[8:11], work[11] if len(work) > 11 else None
         self.p = self.wide if self.low is None else self.low
         self.grouped = _grouped(self.p, k.shape[1])
         self.scale, self.causal, window, cap = (attrs[name] for name in ("scale", "causal", "window", "softcap"))
@@ -84,7 +84,9 @@ class _Attention:
             self.row = self.first + (keys - queries)
         self.padding = [p.unsqueeze(0) for p in extra["key_mask"]] if "key_mask" in extra else []
         # without padding and with a known start, query i sees at least its own key, if there are that many keys
-        self.some_blind = bool(extra) or (self.causal and queries > keys)
+        self.some_blind = bool(extra.keys() - {"sinks"}) or (self.causal and queries > keys)
+        sinks = extra.get("sinks") if keys else None
+        self.sinks = None if sinks is None else sinks.view(-1, 1, 1)
         self.masked = self.causal or "key_mask" in extra
         bias, self.hidden = extra.get("bias"), torch.tensor(-inf, dtype=self.wide.dtype)
         self.bias = None if bias is None else bias.expand(len(q), -1, -1, -1)
@@ -124,7 +126,10 @@ class _Attention:
             torch.minimum(self.wide, self.bound, out=self.wide)
         if self.bias is not None:
             self._add(self.bias[batch])
-        torch.ops.aten._softmax.out(self.wide, -1, False, out=self.wide)
+        if self.sinks is not None:
+            self._with_sinks(self.sinks)
+        else:
+            torch.ops.aten._softmax.out(self.wide, -1, False, out=self.wide)
         if self.low is not None:
             self.low.copy_(self.wide)
 
@@ -135,6 +140,14 @@ class _Attention:
         else:
             self.wide.add_(bias)
         torch.eq(torch.amax(self.wide, -1, True, out=self.peak), -inf, out=self.blind)
+
+    def _with_sinks(self, sinks: torch.Tensor) -> None:
+        """Replace scores by their softmax, in which a sink of each head takes part."""
+        torch.amax(self.wide, -1, True, out=self.peak)
+        torch.maximum(self.peak, sinks, out=self.peak)
+        self.wide.sub_(self.peak).exp_()
+        torch.sum(self.wide, (-1,), True, out=self.total)
+        self.wide.div_(self.total.add_(torch.sub(sinks, self.peak, out=self.peak).exp_()))
 
     def _bend(self, cap: torch.Tensor) -> None:
         """Replace scores s by cap·tanh(s / cap)."""
@@ -157,7 +170,8 @@ def _score_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list
     masks = [plane, Spec(seen if "bias" in attrs["optional"] else seen[1:], bool_), Spec((1, keys), bool_), plane]
     kinds = (wide, q.dtype) if q.dtype.is_low else (wide,)
     scores = [Spec((heads, queries, keys), kind) for kind in kinds]
-    return [*masks, one, one, plane, Spec((queries, keys), wide), Spec(seen, wide), *scores]
+    rows = Spec((heads if {"bias", "sinks"} & set(attrs["optional"]) else 1, queries, 1), wide)
+    return [*masks, one, one, plane, Spec((queries, keys), wide), rows, rows, *scores]
 
 
 def _grouped(t: torch.Tensor, groups: int) -> torch.Tensor:
@@ -296,13 +310,14 @@ def _scratch(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Sp
 @kernel("sdpa_paged", work=_scratch)
 def sdpa_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """Compute attention over a paged KV cache with an online softmax, one tile of keys of one sequence at a time."""
-    q, k, v, table, lengths = ins
+    q, k, v, table, lengths, *sinks = ins
     held_k, held_v, tile_k, tile_v, asked, products, best, top, kept, whole, part, mixed, more, hidden, far = work
     out, window, softcap = outs[0], attrs["window"], attrs["softcap"]
     (count, groups, block, deep), queries = k.shape, q.shape[2]
     tile, rows = held_k.shape[0] * block, best.shape[1]
     ahead = torch.arange(tile) - torch.arange(queries).unsqueeze(1)  # key position minus query position
     lowest = torch.finfo(best.dtype).min
+    sunk = sinks[0].view(groups, -1, 1, 1).expand(-1, -1, queries, 1) if sinks else None
 
     def rows_of(held: torch.Tensor, flat: torch.Tensor, pages: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
         n, width = len(pages), pool.shape[3]
@@ -341,8 +356,12 @@ def sdpa_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call
                 out[b].zero_()
                 continue
             torch.mul(q[b].view(groups, rows, deep), attrs["scale"], out=asked.view(groups, rows, deep))
-            best.fill_(-inf)
-            whole.zero_()
+            if sunk is None:
+                best.fill_(-inf)
+                whole.zero_()
+            else:
+                best.view(sunk.shape).copy_(sunk)
+                whole.fill_(1.0)
             mixed.zero_()
             stop = start + queries
             first = 0 if window is None else max(start + 1 - window, 0) // tile * tile

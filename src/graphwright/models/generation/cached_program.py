@@ -139,7 +139,7 @@ def derive_paged(p: Program, blocks: int, block: int, last_only: bool, kind: DTy
             raise UsageError("attention over a pattern cannot run over a paged cache", where=path,
                              fix='model.new_cache(tokens, kind="static")')  # fmt: skip
         extra = {name: attrs[name] for name in ("scale", "window", "softcap")}
-        return Value(add_op(new, "sdpa_paged", [operands[0], *cached, *table], extra, path))
+        return Value(add_op(new, "sdpa_paged", [operands[0], *cached, *table, *operands[3:]], extra, path))
 
     derived, _ = rewrite(p, f"{p.name} (paged)", attention, start)
     if last_only:

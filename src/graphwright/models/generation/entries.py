@@ -69,9 +69,9 @@ def check_cacheable(p: Program, node: NodeId) -> None:
                              got=f"{pattern}, optional={attrs['optional']}",
                              fix="use model.logits, which needs no cache")  # fmt: skip
         return
-    if not attrs["causal"] or attrs["optional"]:
+    if not attrs["causal"] or set(attrs["optional"]) - {"sinks"}:
         raise UsageError("this attention cannot be cached: it is not causal, or has extra operands such as a mask",
-                         where=p.path(node), expected="causal=True, optional=()",
+                         where=p.path(node), expected="causal=True, no operands after v but sinks",
                          got=f"causal={attrs['causal']}, optional={attrs['optional']}",
                          fix="use model.logits, which needs no cache")  # fmt: skip
 

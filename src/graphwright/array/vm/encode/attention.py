@@ -38,7 +38,7 @@ def SDPA(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
         return None if None in parts else [row for part in parts for row in part or ()]
     q, k, v, *rest = ins
     extra, rest = dict(zip(attrs["optional"], rest[:given], strict=True)), rest[given:]
-    if "bias" in extra:
+    if "bias" in extra or "sinks" in extra:
         return None
     operands = [q, k, v, *outs] if not rest else [q, k, v, *rest, *outs]
     if not vm.all_f32(*operands) or any(o.strides[-1] != 1 and o.shape[-1] != 1 for o in operands) or q.size == 0:
@@ -85,6 +85,8 @@ def KV_APPEND_PAGED(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
 
 @vm.form()
 def SDPA_PAGED(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
+    if len(ins) > 5:  # it has sinks
+        return None
     q, k, v, table, lengths = ins
     packed = all(view.packed for view in (q, outs[0], table, lengths)) and k.strides[3] == v.strides[3] == 1
     if not packed or not vm.all_f32(*outs, q, k, v) or 0 in (*q.shape, *k.shape, v.shape[3]):

@@ -24,6 +24,7 @@ class _Scores:
         added: value that is added to the scores, or None.
         hidden: bool mask of the scores that -inf replaces, or None.
         cap: scores s become cap · tanh(s / cap); None without.
+        sinks: a score of each head [H] that is one more key of the softmax, or None.
     """
 
     q: Value
@@ -32,6 +33,7 @@ class _Scores:
     added: Value | None = None
     hidden: Value | None = None
     cap: float | None = None
+    sinks: Value | None = None
 
 
 def recover_attention(s: Regions) -> None:
@@ -55,14 +57,16 @@ def recover_attention(s: Regions) -> None:
 def _recover(s: Regions, root: Value, known: dict[Any, Mask | None], masks: dict[Value, Value]) -> str:
     """Replace the attention around a softmax; return why not, or "" also if the softmax is of no attention."""
     x, *mask = s.p.operands(root.node)
+    x, sinks = _without_sinks(s, root, _unshifted(s, x))
     chosen = s.parts(x, "where")
     filled = chosen is not None and s.number(chosen[1]) == -inf
     scores, result = (
         _scores(s, chosen[2] if chosen is not None and filled else x, with_mask=not filled),
-        _result(s, root),
+        _result(s, root, scores_of=x if sinks is not None else None),
     )
     if scores is None or result is None:
         return ""
+    scores.sinks = sinks
     if s.attr(root, "axis") not in (-1, len(s.shape(root)) - 1):
         return "its softmax is over another axis than that of the keys"
     if scores.cap is not None and "softcap" not in get("sdpa").attrs:
@@ -74,7 +78,7 @@ def _recover(s: Regions, root: Value, known: dict[Any, Mask | None], masks: dict
         seen = None if mask else (s.add("logical_not", [chosen[0]], f"{s.module(root)}seen", out),)
     if seen is None:
         return "it has a mask besides what is added to its scores"
-    shape = _score_shape(s, root)
+    shape = _score_shape(s, x if sinks is not None else root)
     if shape is None:
         return "its scores have no axes of batch, heads, queries and keys"
     for operands, factor in _operands(s, scores, v, shape):
@@ -112,9 +116,37 @@ def _scores(s: Regions, value: Value, *, with_mask: bool) -> _Scores | None:
     return None
 
 
-def _result(s: Regions, root: Value) -> tuple[Value, Value] | None:
-    """Return the product of the weights and the values, and the values [.., Tk, Dv]."""
+def _unshifted(s: Regions, x: Value) -> Value:
+    """Return the scores from which their largest one of each row is subtracted, else the value itself."""
+    terms = s.parts(x, "sub")
+    if terms is None:
+        return x
+    largest = s.above(terms[1], "expand", *IN_ORDER)[-1]
+    found = s.parts(largest, "max", "gather")
+    return terms[0] if found is not None and found[0] == terms[0] else x
+
+
+def _without_sinks(s: Regions, root: Value, x: Value) -> tuple[Value, Value | None]:
+    """Return the scores [B, H, Tq, Tk] and the sinks [H] that a softmax reads one after the other, else (x, None)."""
+    terms = s.parts(x, "concat")
+    if terms is None or len(terms) != 2 or len(s.shape(x)) != 4 or s.attr(x, "axis") not in (-1, 3):
+        return x, None
+    heads = (s.shape(x)[1],)
+    sinks = next((v for v in s.above(terms[1], "cast", "expand", *IN_ORDER) if s.shape(v) == heads), None)
+    return (terms[0], sinks) if sinks is not None and s.shape(terms[1])[3] == 1 else (x, None)
+
+
+def _result(s: Regions, root: Value, scores_of: Value | None = None) -> tuple[Value, Value] | None:
+    """Return the product of the weights and the values, and the values [.., Tk, Dv].
+
+    With `scores_of`, the weights are the part of the softmax that has the shape of these scores.
+    """
     at = root
+    if scores_of is not None:
+        part = s.next(root, "slice")
+        if part is None or s.shape(part) != s.shape(scores_of) or s.attr(part, "start") != 0:
+            return None
+        at = part
     while (onward := s.next(at, "cast", *IN_ORDER)) is not None:
         at = onward
     product = s.next(at, "matmul")
@@ -186,6 +218,9 @@ def _build(
             draws[narrow] = bias if s.p.spec(narrow).dtype.is_float else None
         extra = [_four_axes(s, narrow, f"{s.module(root)}bias", out)]
         attrs["optional"] = ("bias",)
+    if scores.sinks is not None:
+        extra, draws[scores.sinks] = [*extra, scores.sinks], None
+        attrs["optional"] = (*attrs.get("optional", ()), "sinks")
     made = s.add("sdpa", [*operands, *extra], f"{s.module(root)}sdpa", out, **attrs)
     new = made if s.shape(made) == s.shape(out) else s.add(
         "reshape", [made], f"{s.module(root)}sdpa.reshape", made, shape=s.shape(out))  # fmt: skip
@@ -232,7 +267,8 @@ def _attributes(
     """Replace the bias of an `sdpa` by attributes and a key mask, if it is a mask of these."""
     if not seen:
         return
-    *operands, hidden = s.p.operands(made.node)
+    q, k, v, hidden, *sinks = s.p.operands(made.node)
+    operands = [q, k, v]
     form = s.above(hidden, "expand", "unsqueeze")[-1]
     if (form, shape[2:]) not in known:
         known[form, shape[2:]] = recognise(s, form, *shape[2:])
@@ -241,9 +277,9 @@ def _attributes(
         s.leave("mask", made, f"{s.p.path(hidden)} is an operand of the attention")
         return
     given = {n: v for n, v in s.p.attrs(made.node).items() if n not in ("optional", "causal", "window")}
-    extra, optional = [], ()
+    extra, optional = sinks, ("sinks",) * len(sinks)
     if mask.key_mask is not None:
-        extra, optional = [_key_mask(s, mask.key_mask, masks)], ("key_mask",)
+        extra, optional = [_key_mask(s, mask.key_mask, masks), *sinks], ("key_mask", *optional)
     path = s.p.path(made.node)
     new = s.add("sdpa", [*operands, *extra], path, made, causal=mask.causal, window=mask.window, optional=optional,
                 **given)  # fmt: skip

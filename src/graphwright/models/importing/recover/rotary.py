@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from graphwright.array import int64
-from graphwright.models.importing.recover.regions import Regions
+from graphwright.models.importing.recover.regions import SUMS, Regions
 from graphwright.program.kinds import CONST, PARAM
 from graphwright.program.op_graph import Value
 
@@ -14,8 +14,15 @@ REARRANGED = ("concat", "neg", "slice", "reshape", "flatten", "unsqueeze", "sque
 
 
 def recover_rope(s: Regions) -> None:
-    """Replace x·cos + rotated(x)·sin for heads x [B, H, T, D], rotated in whole or in their first entries."""
+    """Replace x·cos + rotated(x)·sin for heads x [B, H, T, D], rotated in whole or in their first entries.
+
+    Also where the two halves are computed apart, from tables of half the width.
+    """
     tables: dict[Any, tuple[Value, Value]] = {}
+    for root in s.values("concat"):
+        parts = _two_halves(s, root)
+        if parts is not None and not _replace(s, root, *parts, "half", tables):
+            s.leave("rope", root, "no rotation by these tables gives the same result")
     for root in s.values("add", "junction"):
         found = _rotation(s, root)
         if found is None:
@@ -46,6 +53,25 @@ def _rotation(s: Regions, root: Value) -> tuple[Value, Value, Value] | None:
     return None
 
 
+def _two_halves(s: Regions, root: Value) -> tuple[Value, Value, Value] | None:
+    """Return x and the tables [B, 1, T, d/2] of a·cos - b·sin and b·cos + a·sin, joined, with the halves a, b of x."""
+    halves = s.p.operands(root.node)
+    if len(halves) != 2 or len(s.shape(root)) != 4 or s.attr(root, "axis") not in (-1, 3):
+        return None
+    first, second = s.parts(halves[0], "sub"), s.parts(halves[1], *SUMS)
+    pairs = [pair for v in (*(first or ()), *(second or ())) if (pair := s.parts(v, "mul")) is not None]
+    if len(pairs) != 4:
+        return None
+    for a, cos in (pairs[0], pairs[0][::-1]):
+        for b, sin in (pairs[1], pairs[1][::-1]):
+            whole = s.parts(a, "slice")
+            if whole is None or whole != s.parts(b, "slice") or s.p.spec(whole[0]) != s.p.spec(root):
+                continue
+            if s.shape(cos) == s.shape(sin) and s.shape(cos)[3:] == s.shape(a)[3:]:
+                return whole[0], cos, sin
+    return None
+
+
 def _rearranges(s: Regions, rotated: Value, x: Value) -> bool:
     """Return whether a value is made of entries of x by ops that rearrange and negate them."""
     stack = [rotated]
@@ -64,13 +90,17 @@ def _replace(
 ) -> bool:
     """Replace a rotation if its tables are those of positions; else read halves of the tables that it has."""
     width, path = s.shape(x)[3], s.module(root)
-    if not isinstance(width, int) or width % 2 or s.shape(cos)[-1] != width:
+    if not isinstance(width, int) or width % 2 or s.shape(cos)[-1] not in (width, width // 2):
         return False
     for source in (_of_positions, _halves):
-        made = source(s, cos, sin, style, tables)
+        made = source(s, cos, sin, style, width, tables)
         if made is None:
             continue
         pair, leaves = made
+        batch, _, length, _ = s.shape(x)
+        if s.shape(pair[0])[:-1] not in ((batch, length), (1, length)):  # positions are along another axis
+            s.sweep(v.node for v in pair)
+            continue
         new = s.add("rope", [x, *pair], f"{path}rope", root, style=style)
         if s.p.spec(new) == s.p.spec(root) and s.agree(root, new, dict.fromkeys((x, *leaves))):
             s.replace(root, new)
@@ -80,7 +110,7 @@ def _replace(
 
 
 def _of_positions(
-    s: Regions, cos: Value, sin: Value, style: str, tables: dict[Any, tuple[Value, Value]]
+    s: Regions, cos: Value, sin: Value, style: str, width: int, tables: dict[Any, tuple[Value, Value]]
 ) -> tuple[tuple[Value, Value], list[Value]] | None:
     """Return tables made by `rope_table`, and the positions that they are made of."""
     source = _angles(s, cos)
@@ -129,20 +159,22 @@ def _angles(s: Regions, table: Value) -> tuple[Value, Value, float] | None:
 
 
 def _halves(
-    s: Regions, cos: Value, sin: Value, style: str, tables: dict[Any, tuple[Value, Value]]
+    s: Regions, cos: Value, sin: Value, style: str, width: int, tables: dict[Any, tuple[Value, Value]]
 ) -> tuple[tuple[Value, Value], list[Value]] | None:
-    """Return the tables [B, T, d/2] that are half of tables [B, 1, T, d]; None for tables of other axes."""
+    """Return the tables [B, T, d/2] that are half of tables [B, 1, T, d], or these; None for tables of other axes."""
     if len(s.shape(cos)) != 4 or s.shape(cos)[1] != 1:
         return None
-    key = (cos, sin, style)
+    key = (cos, sin, style, width)
     if key not in tables or not all(v.node in s.p.graph for v in tables[key]):
-        tables[key] = _half(s, cos, style), _half(s, sin, style)
+        tables[key] = _half(s, cos, style, width), _half(s, sin, style, width)
     return tables[key], [cos, sin]
 
 
-def _half(s: Regions, table: Value, style: str) -> Value:
+def _half(s: Regions, table: Value, style: str, rotated: int) -> Value:
     width, path = s.shape(table)[-1], f"{s.p.path(table)}.half"
     assert isinstance(width, int)
+    if width < rotated:
+        return s.add("squeeze", [table], path, axes=(1,))
     part = s.add("slice", [table], path, axis=-1, start=0, size=width // 2, step=1 if style == "half" else 2)
     return s.add("squeeze", [part], path, axes=(1,))
 
