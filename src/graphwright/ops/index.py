@@ -126,6 +126,7 @@ class Index(Row):
         x, *ids = u.ins
         start = axis_of(u.attrs["axis"], len(x))
         end, shape = start + len(ids), u.shapes[0]
+        u.result_ranges[0] = u.ranges[0]
         for port, axis in enumerate(x[start:end], 1):
             if len(ids) == 1 and len(ids[0]) == 1 and any(u.tables[1:]):
                 u.lookups.append((axis, port))
@@ -158,11 +159,11 @@ class IndexSum(Backward):
         return [rng.normal(size=picked), *ids], {**attrs, "shape": shape}
 
 
+_IN_PLACE = "torch writes at an index in a statement of its own"
+
+
 class _IndexWrite(Row):
-    why = {
-        "onnx": "writes at several indices at once have no node",
-        "emit": "torch writes at an index in a statement of its own",
-    }
+    why = {"onnx": "writes at several indices at once have no node"}
 
     def axes(u: AxesUse) -> Sequence[Dims]:
         x, *ids = u.ins
@@ -210,6 +211,7 @@ class IndexPut(_IndexUpdate):
     Of several values for the same index the last is written; as in torch, each of them gets the entry's gradient.
     """
 
+    emit = lambda i, a: f"index_put({i[0]}, {i[1]}, {a['axis']}, {', '.join(i[2:])})"
     sample = lambda rng: _update_sample(rng, distinct=True)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -221,6 +223,7 @@ class IndexPut(_IndexUpdate):
 class IndexAdd(_IndexUpdate):
     """x[i, j, ...] += v, in order: operands x, v (which broadcasts), then one index array per axis from `axis` on."""
 
+    why = {"emit": _IN_PLACE}
     sample = lambda rng: _update_sample(rng, distinct=False)
     vjp = lambda g, ins, outs, attrs, needs: (g, call("index", g, *ins[2:], **attrs) if needs[1] else None)
 
@@ -230,6 +233,7 @@ class IndexFill(_IndexWrite):
     """x[i, j, ...] ← value, with one index array for each axis from `axis` on."""
 
     arity, attrs, saves = Index.arity, {"axis": Attr(int, 0), "value": Attr(bool | int | float)}, Index.saves
+    why = {"emit": _IN_PLACE}
     traits = Traits(contiguous=(0,), inplace=((0, 0),))
     vjp = lambda g, ins, outs, attrs, needs: (call("index_fill", g, *ins[1:], axis=attrs["axis"], value=0.0),)
 
@@ -350,6 +354,7 @@ class Gather(Row):
     def axes(u: AxesUse):
         x, index = u.ins[:2]
         at = axis_of(u.attrs["axis"], len(x))
+        u.result_ranges[0] = u.ranges[0]
         if len(index) != len(x):
             for term in x:
                 u.frozen(term, "reads it by index")

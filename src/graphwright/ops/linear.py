@@ -238,7 +238,8 @@ class GroupedMatmul(_Product):
     """
 
     arity, saves, traits = 3, Saves(inputs=(0, 1, 2)), Traits(fixed=(2,), contiguous=(0, 1))
-    why = {"onnx": "opset 20 has no grouped matrix product", "emit": "no family with experts is exported yet"}
+    why = {"onnx": "opset 20 has no grouped matrix product"}
+    emit = "grouped_matmul({0}, {1}, {2})"
     sample = lambda rng: ([rng.normal(size=(7, 3)), rng.normal(size=(3, 3, 2)), _draw(rng)], {})
 
     def infer(x, w, offsets):

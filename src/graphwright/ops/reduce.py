@@ -384,4 +384,4 @@ class TopK(_Ordered):
 
     def emit(ins, attrs):  # torch.topk leaves the order of ties open
         ordered = _sort_text(ins[0], attrs["axis"], attrs["largest"])
-        return f"tuple(t.narrow({attrs['axis']}, 0, {attrs['k']}) for t in {ordered})"
+        return f"tuple(map(lambda t: t.narrow({attrs['axis']}, 0, {attrs['k']}), {ordered}))"

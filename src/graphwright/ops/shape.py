@@ -236,6 +236,11 @@ class Slice(ViewOp):
             before, after = Atom(a["start"]), Atom(whole - a["start"] - a["size"])
             u.same(x, chain(before, taken, after))
             u.sizes |= {"start": before, "size": taken}
+        elif a["step"] * a["size"] == whole and a["size"] and a["start"] < a["step"]:  # of each group of neighbours one
+            group = Atom(a["step"])
+            u.frozen(group, f"takes one of {a['step']} neighbours")
+            u.same(x, product(taken, group))
+            u.sizes["size"] = taken
         elif a["size"] != whole:
             for term in (x, taken):
                 u.frozen(term, f"takes every {a['step']}th entry of it")

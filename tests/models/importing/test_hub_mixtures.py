@@ -20,7 +20,7 @@ from graphwright.models.stacks import split
 from graphwright.safetensors import Checkpoint, JoinedCheckpoint, TensorData, write_tensors
 
 NAMES = ["glm4_moe", *(pytest.param(name, marks=pytest.mark.deep) for name in
-                       ("deepseek_v3", "ernie4_5_moe", "hunyuan_moe", "lfm2_moe", "hrm_text"))]  # fmt: skip
+                       ("deepseek_v3", "ernie4_5_moe", "hunyuan_moe", "lfm2_moe", "gpt_oss", "hrm_text"))]  # fmt: skip
 STACK, EXPERT = "model.layers.1.mlp.experts.gate_up_proj", "model.layers.1.mlp.experts.{e}.{part}_proj.weight"
 
 
@@ -105,6 +105,33 @@ def test_fewer_neurons_of_experts(glm, tmp_path):
     close(model(IDS), logits(theirs, IDS))
     again = gw.open(tmp_path / "out", tokenizer=False)
     close(again(IDS), np.asarray(model(IDS)))
+
+
+def test_fewer_experts_leave_in_the_class(glm, tmp_path):
+    _, directory = glm
+    model = gw.open(directory, tokenizer=False)
+    with model.program.edit("one less") as e:
+        e.cut_units(model.program.axes()["model.layers.1.mlp.experts"].units([1]))
+    receipt = model.export(tmp_path / "out", check="none")
+    assert receipt.level == 2
+    assert EXPERT.format(e=3, part="up") not in Checkpoint(tmp_path / "out")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert theirs.config.n_routed_experts == 3
+    close(model(IDS), logits(theirs, IDS))
+
+
+@pytest.mark.deep
+def test_gpt_oss_generates_with_a_cache_and_leaves_as_code(tmp_path):
+    module = saved("gpt_oss", tmp_path / "oss")
+    model = gw.open(tmp_path / "oss", tokenizer=False)
+    prompt = IDS[0]
+    expected = module.generate(torch.from_numpy(prompt)[None], max_new_tokens=9, do_sample=False, eos_token_id=98)
+    assert list(model.generate(prompt.tolist(), 9).ids) == expected[0, len(prompt) :].tolist()
+    with model.program.edit("experts of one layer") as e:
+        e.cut_units(model.program.axes()["model.layers.0.mlp.experts"].units([1]))
+    receipt = model.export(tmp_path / "out")
+    assert receipt.level == 5
+    assert receipt.confirmed
 
 
 def test_a_missing_expert_is_named(tmp_path):

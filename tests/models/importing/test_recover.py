@@ -227,3 +227,104 @@ def test_scores_replaced_by_minus_infinity_are_a_mask(fill, diagonal, found):
     (node,) = attention
     attrs = p.attrs(node)
     assert (attrs["causal"], attrs["optional"]) == ((True, ()) if found == "causal" else (False, ("bias",)))
+
+
+class Sunk(torch.nn.Module):
+    """Causal attention with a score of each head that is one more key, in the words of gpt-oss, and a rotation."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.qkv = how, torch.nn.Linear(WIDTH, 3 * WIDTH)
+        self.sinks = torch.nn.Parameter(torch.randn(HEADS))
+
+    def rotate(self, x: torch.Tensor) -> torch.Tensor:
+        angle = torch.arange(x.shape[2])[:, None] * 0.3 ** torch.arange(HEAD_DIM // 2)
+        cos, sin = angle.cos()[None, None], angle.sin()[None, None]
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        q, k, v = (t.view(batch, length, HEADS, HEAD_DIM).transpose(1, 2) for t in self.qkv(x).split(WIDTH, 2))
+        scores = self.rotate(q) @ self.rotate(k).transpose(-2, -1) * 0.4
+        ahead = torch.ones(length, length, dtype=torch.bool).triu(1)
+        sinks = self.sinks.reshape(1, -1, 1, 1).expand(batch, -1, length, -1)
+        both = torch.cat([scores + torch.where(ahead, -math.inf, 0.0), sinks], -1)
+        both = both - both.max(-1, keepdim=True).values
+        weights = both.softmax(-1)
+        if self.how == "kept":  # the last key, not the sink, is dropped
+            weights = weights[..., 1:]
+        elif self.how == "twice":
+            weights = torch.cat([scores, 2 * sinks * sinks.exp()], -1).softmax(-1)[..., :-1]
+        else:
+            weights = weights[..., :-1]
+        return (weights @ v).transpose(1, 2).reshape(batch, length, WIDTH)
+
+
+@pytest.mark.parametrize(("how", "found"), [("gpt-oss", True), ("kept", False), ("twice", False)])
+def test_a_sink_that_is_dropped_after_the_softmax_is_an_operand(how, found):
+    torch.manual_seed(0)
+    module = Sunk(how).eval()
+    p = gw.from_torch(module, (torch.randn(2, 7, WIDTH),), sizes={"x": ("B", "T", WIDTH)})
+    x = torch.randn(3, 11, WIDTH)
+    np.testing.assert_allclose(p(x=x.numpy())["out"].numpy(), module(x).detach().numpy(), atol=2e-6)
+    assert len(p.of_kind("rope")) == 2
+    assert len(p.of_kind("sdpa")) == found
+    for node in p.of_kind("sdpa"):
+        attrs = p.attrs(node)
+        assert (attrs["causal"], attrs["window"], attrs["optional"]) == (True, None, ("sinks",))
+        assert p.path(p.operands(node)[3]) == "sinks"
+        assert p.select("**", units="heads").count == HEADS
+
+
+class Sorted(torch.nn.Module):
+    """Experts as transformers computes them: ids sorted and counted, products of groups of rows."""
+
+    def __init__(self, count: str) -> None:
+        super().__init__()
+        self.count, self.router = count, torch.nn.Linear(WIDTH, 5, bias=False)
+        self.up = torch.nn.Parameter(torch.randn(5, WIDTH, 8) * 0.2)
+        self.down = torch.nn.Parameter(torch.randn(5, 4, WIDTH) * 0.2)
+        self.bias = torch.nn.Parameter(torch.randn(5, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values, ids = self.router(x).topk(2)
+        ordered, order = ids.reshape(-1).sort(stable=True)
+        numbers = torch.arange(5) if self.count == "experts" else torch.arange(5).flip(0)
+        ends = (ordered == numbers[:, None]).sum(1).cumsum(0).to(torch.int32)
+        rows = x[order // 2]
+        hidden = torch.ops.transformers.grouped_mm_fallback(rows, self.up, ends) + self.bias[ordered]
+        hidden = hidden[..., ::2] * torch.sigmoid(hidden[..., 1::2])
+        made = torch.ops.transformers.grouped_mm_fallback(hidden, self.down, ends)
+        made = made * values.softmax(-1).reshape(-1)[order, None]
+        return made[order.argsort()].view(x.shape[0], 2, WIDTH).sum(1)
+
+
+@pytest.mark.parametrize("count", ["experts", "backwards"])
+def test_sorted_and_counted_ids_of_experts_are_a_dispatch(count):
+    import transformers.integrations.moe  # its operators
+
+    assert transformers.integrations.moe is not None
+    torch.manual_seed(0)
+    module = Sorted(count).eval()
+    p = gw.from_torch(module, (torch.randn(7, WIDTH),), sizes={"x": ("N", WIDTH)})
+    x = np.random.default_rng(0).normal(size=(11, WIDTH)).astype("f4")
+    np.testing.assert_allclose(p(x=x)["out"].numpy(), module(torch.from_numpy(x)).detach().numpy(), atol=1e-5)
+    assert len(p.of_kind("dispatch")) == (count == "experts")
+    if count != "experts":
+        return
+    experts, neurons = (next(g for name, g in ((n, p.axes()[n]) for n in p.axes().names.values()) if g.size == size)
+                        for size in (5, 4))  # fmt: skip
+    masked = Sorted(count).eval()
+    masked.load_state_dict(module.state_dict())
+    with p.edit("one expert less") as e, torch.no_grad():
+        e.cut_units(experts.units([3]))
+        hidden = torch.nn.functional.pad(torch.zeros(1), (0, 4), value=0.0)
+        masked.router.bias = torch.nn.Parameter(hidden)
+        masked.router.bias[3] = -1e9
+    np.testing.assert_allclose(p(x=x)["out"].numpy(), masked(torch.from_numpy(x)).detach().numpy(), atol=1e-5)
+    with p.edit("one neuron less") as e, torch.no_grad():
+        e.cut_units(neurons.units([1]))
+        masked.down[:, 1] = 0
+    assert p.weights["up"].shape == (4, WIDTH, 6)
+    np.testing.assert_allclose(p(x=x)["out"].numpy(), masked(torch.from_numpy(x)).detach().numpy(), atol=1e-5)

@@ -21,6 +21,8 @@ def routing_nodes(p: Program) -> set[NodeId]:
     found: set[NodeId] = set()
     for dispatched in p.of_traits(routes=True):
         for node in p.consumers(dispatched):
+            if not (traits(p.op(node)).mixture or traits(p.op(node)).routed_heads):
+                continue
             tokens, weights = p.operands(node)[0], p.operands(node)[_WEIGHTS]
             found |= p.reachable([*p.operands(dispatched), weights]) - p.reachable([tokens])
     return {n for n in found if p.op(n) not in SOURCES}

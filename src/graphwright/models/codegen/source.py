@@ -219,8 +219,8 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> CodeFiles:
         "cached": ""
         if windows or routed or sparse
         else "        use_cache, past_key_values = False, None  # there is no attention\n",
-        "static": repr("int(" not in code and "mix_experts" not in "\n".join([*ordered, code])),
-        "uncapped": repr(all(len(args) < 4 for args in attentions)),  # torch's attention has no softcap
+        "static": repr("int(" not in code and not any(f in "\n".join([*ordered, code]) for f in templates.RUNS)),
+        "uncapped": repr(all(len(args) < 4 for args in attentions)),  # torch's attention has no softcap or sinks
         "no_split": repr(sorted(f.name for f in writer.made.values())),
         **writer.ends(),
     }

@@ -51,7 +51,9 @@ _HELPERS = (
     cos, sin = cos[:, None], sin[:, None]
     a, b, rest = x[..., :width:2], x[..., 1:width:2], x[..., width:]
     return torch.cat((torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2), rest), -1)''',
-    '''def sdpa(q, k, v, scale, causal=False, window=None, softcap=None, key_mask=None, q_start=None, bias=None):
+    '''def sdpa(
+    q, k, v, scale, causal=False, window=None, softcap=None, key_mask=None, q_start=None, bias=None, sinks=None
+):
     """Attention with grouped heads over the keys that a query sees; a query that sees none gives 0."""
     k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
     scores = q @ k.transpose(2, 3) * scale
@@ -69,8 +71,11 @@ _HELPERS = (
         hidden = hidden | ~bias
     elif bias is not None:
         scores = scores + bias
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32))
-    return weights.nan_to_num().to(q.dtype) @ v''',
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.to(scores)[:, None, None].expand(*scores.shape[:3], 1)), -1)
+    weights = scores.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32)).nan_to_num().to(q.dtype)
+    return weights[..., : k.shape[2]] @ v''',
     '''def widen(x):
     """In float32 or wider."""
     return x.float() if x.element_size() < 4 else x''',
@@ -86,6 +91,16 @@ _HELPERS = (
     ends = F.one_hot(flat, experts + 1).sum(0)[:experts].cumsum(0)
     pairs = order * (flat[order] < experts)
     return F.pad(ends, (1, 0)), pairs // choice.shape[1], pairs''',
+    '''def index_put(x, values, axis, *ids):
+    """A copy of x with values at indices of the axes from `axis` on."""
+    made = x.clone()
+    made[(slice(None),) * (axis % x.dim()) + ids] = values
+    return made''',
+    '''def grouped_matmul(x, w, offsets):
+    """Multiply the rows offsets[e]:offsets[e + 1] of x by matrix e of w; rows after the last group give 0."""
+    ends = offsets.tolist()
+    made = [x[first:last] @ one for first, last, one in zip(ends[:-1], ends[1:], w, strict=True)]
+    return torch.cat((*made, x.new_zeros(len(x) - ends[-1], w.shape[2])))''',
     '''def gelu_tanh(x):
     """GELU by the formula with tanh."""
     return F.gelu(x, approximate="tanh")''',
@@ -145,6 +160,9 @@ _HELPERS = (
         out = out + F.linear(mixed, o) * (share * used)[..., e, None]
     return out.to(x.dtype)''',
 )
+RUNS = ("mix_experts", "grouped_matmul")
+"""Functions that read the lengths of runs of tokens, so that a compiler cannot take them in one graph."""
+
 HELPERS = {text[len("def ") : text.index("(")]: text for text in _HELPERS}
 """Functions that emitted texts call, by name; a file contains the ones it needs."""
 
@@ -164,8 +182,10 @@ _CLASSES = (
 
     def extra_repr(self):
         return f"{tuple(self.weight.shape)}, eps={self.eps}"''',
-    '''def eager_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, softcap=None, **kwargs):
-    """Attention in separate steps, which also returns its weights [B, H, T, keys]."""
+    '''def eager_attention(
+    module, query, key, value, attention_mask, scaling, dropout=0.0, softcap=None, s_aux=None, **kwargs
+):
+    """Attention in separate steps, which also returns its weights [B, H, T, keys]; `s_aux` are sinks [H]."""
     key = key.repeat_interleave(module.num_key_value_groups, 1)
     value = value.repeat_interleave(module.num_key_value_groups, 1)
     weights = query @ key.transpose(2, 3) * scaling
@@ -173,14 +193,16 @@ _CLASSES = (
         weights = torch.tanh(weights / softcap) * softcap
     if attention_mask is not None:
         weights = weights + attention_mask
-    weights = weights.softmax(-1, dtype=torch.float32).to(query.dtype)
+    if s_aux is not None:
+        weights = torch.cat((weights, s_aux.to(weights)[:, None, None].expand(*weights.shape[:3], 1)), -1)
+    weights = weights.softmax(-1, dtype=torch.float32).to(query.dtype)[..., : key.shape[2]]
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
 class Attention(nn.Module):
     """Causal attention of the implementation in the config, with grouped heads; `window`: keys that a query sees.
 
-    With a softcap c, scores s become c·tanh(s / c).
+    With a softcap c, scores s become c·tanh(s / c). An operand after v has the sinks [H]: scores of one more key.
     """
 
     def __init__(self, groups, scaling, window=None, softcap=None):
@@ -188,14 +210,15 @@ class Attention(nn.Module):
         self.num_key_value_groups, self.scaling, self.sliding_window = groups, scaling, window
         self.softcap, self.is_causal = softcap, True
 
-    def forward(self, q, k, v, run):
+    def forward(self, q, k, v, *rest):
+        *sinks, run = rest
         if run.cache is not None:
             k, v = run.cache.update(k, v, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
         mask = run.masks[self.sliding_window]
         mask = mask if mask is None else mask.to(q.device)
         given = {"scaling": self.scaling, "sliding_window": self.sliding_window, "softcap": self.softcap}
-        out, weights = attend(self, q, k, v, mask, **given)
+        out, weights = attend(self, q, k, v, mask, **given, **({"s_aux": sinks[0]} if sinks else {}))
         if run.attentions is not None:
             run.attentions.append(weights)
         return out.transpose(1, 2)''',

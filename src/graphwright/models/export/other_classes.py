@@ -152,6 +152,9 @@ class ClassZeros(_ClassLevel):
         case, model = self.case, self.case.model
         if added := [d for d in case.deviations if d.kind in ("added", "op", "dtype")]:
             return [Reason(d.path, f"{d.kind}, {d.detail}") for d in added]
+        p, changed_attrs = model.program, {d.path for d in case.deviations if d.kind == "attrs"}
+        if routed := [p.path(n) for n in p.of_traits(routes=True) if p.path(n) in changed_attrs]:
+            return [Reason(routed[0], "a router's row of zeros would choose the removed experts where others are < 0")]
         values: dict[str, Variable] = {}
         for path, shape in case.shapes.items():
             made = _filled(case, path, shape)

@@ -10,10 +10,12 @@ from graphwright.models.importing.recover.products import recover_linear
 from graphwright.models.importing.recover.regions import Regions
 from graphwright.models.importing.recover.report import Recovered
 from graphwright.models.importing.recover.rotary import recover_rope
+from graphwright.models.importing.recover.routing import recover_routing
 from graphwright.models.importing.recover.views import merge_views
 from graphwright.program.program import Program
 
-RULES = (merge_views, recover_attention, recover_norms, recover_rope, recover_linear, recover_gelu, recover_means)
+RULES = (merge_views, recover_attention, recover_norms, recover_rope, recover_linear, recover_gelu, recover_means,
+         recover_routing)  # fmt: skip
 
 
 def recover(program: Program) -> Recovered:
