@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hub_models import MODELS, saved
+import transformers as tf
+from hub_models import MODELS, TEXT, saved
 
 import graphwright as gw
-from graphwright.errors import UsageError
+from graphwright.errors import ShapeError, UsageError
 from graphwright.models import TensorMismatch, UnsupportedArchitecture
 from graphwright.models.errors import PromptError
 from graphwright.models.generation.recomputed import RecomputedGeneration
+from graphwright.models.importing import hub, torch_modules
 from graphwright.program.errors import FeedError
 
 ORDINARY = ("electra", "opt", "deit", "resnet", "xlnet", "mamba2")
@@ -208,3 +210,47 @@ def test_outputs_in_bfloat16_are_near_those_in_float32(name, imports, tmp_path):
         outputs.append(np.asarray(model(**given)["logits"], "f4"))
     assert np.abs(outputs[1] - outputs[0]).max() < 0.03 * np.abs(outputs[0]).max()
     assert not np.array_equal(*outputs)
+
+
+def test_buffers_that_no_file_has_are_those_of_a_loaded_model():
+    """DPR's inner BERT writes its positions; a class around it, whose initialisation knows none of them, does not."""
+    config = tf.DPRConfig(**TEXT)
+    module, values = hub.meta_module(tf.DPRQuestionEncoder, config, torch.float32)
+    loaded = dict(tf.DPRQuestionEncoder(config).named_non_persistent_buffers())
+    assert values.keys() == loaded.keys()
+    assert all(torch.equal(values[name], tensor) for name, tensor in loaded.items())
+    assert all(tensor.device.type == "meta" for tensor in module.buffers())
+
+
+class Unwritten(tf.PreTrainedModel):
+    """A model with a buffer that only its constructor writes, which the meta device drops."""
+
+    config_class = tf.ElectraConfig
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.register_buffer("scale", torch.arange(3.0), persistent=False)
+        self.register_buffer("shift", torch.zeros(3, dtype=torch.int64), persistent=False)
+        self.post_init()
+
+
+def test_buffer_without_a_value_is_not_taken_for_zeros():
+    assert hub.meta_module(Unwritten, tf.ElectraConfig(), torch.float32)[1] == {}
+
+
+def test_sizes_become_numbers_where_the_class_has_no_graph_for_names(monkeypatch):
+    module, _ = hub.meta_module(tf.ElectraForMaskedLM, tf.ElectraConfig(**TEXT), torch.float32)
+    tried, whole = [], torch_modules.program_of
+
+    def program_of(*args: Any, sizes: Any, **options: Any) -> Any:
+        tried.append(sizes)
+        if any("T" in shape for shape in sizes.values()):
+            raise ShapeError("no graph for T")
+        return whole(*args, sizes=sizes, **options)
+
+    monkeypatch.setattr(torch_modules, "program_of", program_of)
+    p = hub._program(module, module.config, "masked-lm", {})
+    assert tried == [{"input_ids": ("B", "T"), "attention_mask": ("B", "T")},
+                     {"input_ids": ("B", 13), "attention_mask": ("B", 13)}]  # fmt: skip
+    assert p.imported.fixed["T"] == "13: no graph for T"
+    assert p.spec(p.node("input_ids")).shape == ("B", 13)

@@ -15,15 +15,20 @@ from hashlib import sha256
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphwright.array import DType
-from graphwright.errors import MissingExtra
+from graphwright.autograd import TraceError
+from graphwright.errors import GraphwrightError, MissingExtra, ShapeError
 from graphwright.models.architectures.architecture import Architecture, Config, Join, Stack
 from graphwright.models.architectures.tasks import LANGUAGE_MODEL, task_of
-from graphwright.models.errors import UnsupportedArchitecture
+from graphwright.models.errors import CaptureError, UnsupportedArchitecture
 from graphwright.models.importing.report import Imported
 from graphwright.models.importing.skeleton import Skeleton, load_skeleton, save_skeleton, skeleton_of
+from graphwright.program.weights import is_abstract
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
 
 _NAMES = {"input_ids": "ids", "position_ids": "positions"}
 """Inputs of causal language models, by transformers' names and by those of every language model here."""
@@ -142,15 +147,12 @@ def _digest(config: Config, compute: str, files: Collection[str]) -> str:
 def _captured(made: Any, config: Config, compute: str, files: Collection[str]) -> Skeleton:
     import torch
 
-    from graphwright.models.importing.torch_modules import program_of
-
     name = made.__name__
     hub_config = _hub_config(config)
     module, values = meta_module(made, hub_config, getattr(torch, compute))
-    inputs, sizes = example_inputs(module, hub_config, task_of(name))
-    rename = _NAMES if task_of(name) == LANGUAGE_MODEL else {}
     with _one_text_a_row(), _numbers_kept():
-        p = program_of(module, (), inputs, sizes=sizes, name=config.path.parent.name, values=values, rename=rename)
+        p = _program(module, hub_config, task_of(name), values)
+    p.name = config.path.parent.name
     state, report = module.state_dict(), p.imported
     assert report is not None
     constants = {p.key(n): p.weights.array(p.key(n)) for kind in ("const", "state") for n in p.of_kind(kind)
@@ -161,6 +163,11 @@ def _captured(made: Any, config: Config, compute: str, files: Collection[str]) -
         "positions": int(getattr(hub_config, "max_position_embeddings", 0) or 0),
         "tied": bool(getattr(hub_config, "tie_word_embeddings", False)),
     }
+    lost = sorted(key for key, array in constants.items() if is_abstract(array))
+    if lost:
+        raise UnsupportedArchitecture("buffers of the class have no value: no file has them, and its `_init_weights`"
+                                      " does not write them", where=name, expected="a value", got=", ".join(lost[:5]),
+                                      fix="make it with transformers, and use graphwright.from_torch")  # fmt: skip
     made_of, trained = skeleton_of(p, constants, {}), {p.key(n) for n in p.params()}
     form = file_form(module, files) if files else FileForm({key: key for key in state}, {}, {})
     keys = form.keys
@@ -175,6 +182,32 @@ def _captured(made: Any, config: Config, compute: str, files: Collection[str]) -
              "joins": {key: list(names) for key, (names, _) in form.joined.items()}, "stacks": form.stacks,
              "unread": sorted(key for key in files if key not in read), "imported": report.to_json()}  # fmt: skip
     return replace(made_of, facts=facts)
+
+
+_FIXED = (frozenset(), frozenset("HWTSLN"), frozenset("HWTSLNB"))
+"""Names of sizes that become numbers: those of the first try, and of others where the class's code has no graph."""
+
+
+def _program(module: Any, hub_config: Any, task: str, values: Mapping[str, Any]) -> Program:
+    """Capture a module on the meta device, with as many named sizes as its code allows. Raises: as the first try."""
+    from graphwright.models.importing.torch_modules import program_of
+
+    rename, errors, tried = _NAMES if task == LANGUAGE_MODEL else {}, list[GraphwrightError](), list[Any]()
+    for fixed in _FIXED:
+        inputs, sizes, numbers = example_inputs(module, hub_config, task, fixed)
+        if sizes in tried:
+            continue
+        tried.append(sizes)
+        try:
+            p = program_of(module, (), inputs, sizes=sizes, values=values, rename=rename)
+        except (CaptureError, ShapeError, TraceError) as error:
+            errors.append(error)
+            continue
+        assert p.imported is not None
+        why = {n: f"{size}: {errors[0].what}" for n, size in numbers.items()}
+        p.imported = replace(p.imported, fixed={**p.imported.fixed, **why})
+        return p
+    raise errors[0]
 
 
 @contextmanager
@@ -367,15 +400,29 @@ def meta_module(made: Any, hub_config: Any, dtype: Any) -> tuple[Any, dict[str, 
     for path, part in module.named_modules():
         names = [n for n, b in part._buffers.items() if b is not None and n in part._non_persistent_buffers_set]
         for name in names:
-            part._buffers[name] = torch.zeros_like(part._buffers[name], device="cpu")
+            like = part._buffers[name]
+            part._buffers[name] = torch.full(like.shape, _unwritten(like), dtype=like.dtype, device="cpu")
         if names:
             with torch.no_grad():
-                module._init_weights(part)
+                _initialise(module, path, part)
         for name in names:
-            full = f"{path}.{name}" if path else name
-            values[full] = part._buffers[name]
-            part._buffers[name] = part._buffers[name].to("meta")
+            made = part._buffers[name]
+            part._buffers[name] = made.to("meta")
+            if made.dtype is torch.bool or not bool(((made != made) | (made == _unwritten(made))).all()):
+                values[f"{path}.{name}" if path else name] = made
     return module, values
+
+
+def _initialise(module: Any, path: str, part: Any) -> None:
+    """Run the initialisation of the innermost model of transformers around a part, as `from_pretrained` does."""
+    around = (module.get_submodule(path.rsplit(".", up)[0]) if up else part for up in range(path.count(".") + 1))
+    own = next((m for m in around if hasattr(m, "_init_weights")), module)
+    own._init_weights(part)
+
+
+def _unwritten(buffer: Any) -> Any:
+    """Return a number that the initialisation of a buffer would not write."""
+    return float("nan") if buffer.is_floating_point() else 119 if buffer.dtype.itemsize == 1 else -12345
 
 
 def _cast_inputs(dtype: Any) -> Any:
@@ -387,8 +434,10 @@ def _cast_inputs(dtype: Any) -> Any:
     return cast
 
 
-def example_inputs(module: Any, hub_config: Any, task: str) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
-    """Return example inputs of a module, on the meta device, and their shapes with named sizes."""
+def example_inputs(
+    module: Any, hub_config: Any, task: str, fixed: Collection[str] = ()
+) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]], dict[str, int]]:
+    """Return example inputs of a module, on the meta device, their shapes with named sizes, and those of `fixed`."""
     import inspect
 
     import torch
@@ -420,13 +469,16 @@ def example_inputs(module: Any, hub_config: Any, task: str) -> tuple[dict[str, A
     if getattr(hub_config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted:
         shapes["decoder_input_ids"] = ("B", "S")
     numbers = {"B": 3, "T": 13, "S": 7, "N": 5, "L": 16_007, "H": 64, "W": 96}
+    whole = {name: 224 if name in "HW" else n for name, n in numbers.items() if name in fixed}
     floats = ("pixel_values", "input_features", "input_values")
-    inputs = {}
+    inputs, named, used = {}, dict[str, tuple[Any, ...]](), dict[str, int]()
     for name, shape in shapes.items():
         kind = torch.float32 if name in floats else torch.int64
-        sizes = [numbers[n] if isinstance(n, str) else int(n) for n in shape]
+        sizes = [{**numbers, **whole}[n] if isinstance(n, str) else int(n) for n in shape]
         inputs[name] = torch.empty(sizes, dtype=kind, device="meta")
-    return inputs, {name: shape for name, shape in shapes.items() if any(isinstance(n, str) for n in shape)}
+        named[name] = tuple(whole.get(n, n) if isinstance(n, str) else n for n in shape)
+        used |= {n: whole[n] for n in shape if n in whole}
+    return inputs, {name: shape for name, shape in named.items() if any(isinstance(n, str) for n in shape)}, used
 
 
 def _reads_images_apart(module: Any, hub_config: Any) -> bool:
