@@ -239,7 +239,7 @@ def test_buffer_without_a_value_is_not_taken_for_zeros():
 
 
 def test_sizes_become_numbers_where_the_class_has_no_graph_for_names(monkeypatch):
-    module, _ = hub.meta_module(tf.ElectraForMaskedLM, tf.ElectraConfig(**TEXT), torch.float32)
+    module, values = hub.meta_module(tf.ElectraForMaskedLM, tf.ElectraConfig(**TEXT), torch.float32)
     tried, whole = [], torch_modules.program_of
 
     def program_of(*args: Any, sizes: Any, **options: Any) -> Any:
@@ -249,7 +249,7 @@ def test_sizes_become_numbers_where_the_class_has_no_graph_for_names(monkeypatch
         return whole(*args, sizes=sizes, **options)
 
     monkeypatch.setattr(torch_modules, "program_of", program_of)
-    p = hub._program(module, module.config, "masked-lm", {})
+    p = hub._program(module, module.config, "masked-lm", values)
     assert tried == [{"input_ids": ("B", "T"), "attention_mask": ("B", "T")},
                      {"input_ids": ("B", 13), "attention_mask": ("B", 13)}]  # fmt: skip
     assert p.imported.fixed["T"] == "13: no graph for T"
