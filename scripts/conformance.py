@@ -344,7 +344,7 @@ def page(outcomes: Sequence[Outcome], ops: Mapping[str, Any], onnx: str) -> str:
     kinds = list(dict.fromkeys(o.kind for o in outcomes))
     libraries = ("torch", "transformers", "torchvision", "timm", "torch-pruning", "onnx")
     found = [f"{name} {metadata.version(name).split('+')[0]}" for name in libraries if _installed(name)]
-    lines.insert(4, f"Versions: {', '.join(found)}.\n")
+    lines[4:4] = ["", f"Versions: {', '.join(found)}."]
     for kind in kinds:
         own = [o for o in outcomes if o.kind == kind]
         counts = [sum(stage in o.passed for o in own) for stage in STAGES]
@@ -379,7 +379,7 @@ def page(outcomes: Sequence[Outcome], ops: Mapping[str, Any], onnx: str) -> str:
                          f"in the same run (and the model still runs), `Units.prune` {ours}.")  # fmt: skip
     left = [k for k in ("transformers", "torchvision", "timm") if k not in kinds] + ["operators"] * (not ops)
     if left:
-        lines.insert(4, f"Not yet on this page: {', '.join(left)}.\n")
+        lines[4:4] = ["", f"Not yet on this page: {', '.join(left)}."]
     lines += ["", "## ONNX", "", onnx]
     for kind in kinds:
         own = [o for o in outcomes if o.kind == kind]
