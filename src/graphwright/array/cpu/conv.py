@@ -1,6 +1,6 @@
-"""Convolution: where ATen's kernels are faster by these, though they allocate, else as unfold, matrix product and fold.
+"""Convolution by ATen's kernels, which allocate, where they are faster; else as unfold, matrix product and fold.
 
-The latter need only given scratch. Columns are the windows of the input (im2col). Samples are processed in chunks whose
+The latter need scratch alone. Columns are the windows of the input (im2col). Samples are processed in chunks whose
 columns stay in cache. With one group and short rows of positions, a chunk needs one matrix product; else there is one
 per sample and group. 16-bit operands are widened to float32 once, and the result is rounded once.
 """
@@ -230,7 +230,9 @@ def _direct(name: str, made: Sequence[int], weight: Sequence[int], dtype: Any, a
     """Return the arguments of `torch.convolution` after the operands, or None if columns are faster (measured).
 
     Args:
-        made: shape of the operand or result with one entry per window: y of `conv`, x of `conv_transpose`.
+        name: the op: the limits of the three differ.
+        made: shape of the array with an entry per window: y of `conv`, x of `conv_transpose`, g of `conv_weight`.
+        weight: shape [O, C / groups, kernel...] or, of `conv_transpose`, [I, O / groups, kernel...].
     """
     window, groups, transposed = Window.of(weight[2:], attrs), attrs["groups"], name == "conv_transpose"
     flops = 2 * prod(made) * prod(weight[1:])

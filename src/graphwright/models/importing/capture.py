@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from graphwright.errors import UsageError
 from graphwright.models.errors import CaptureError
 from graphwright.models.importing.in_place import without_writes
-from graphwright.models.importing.operators import find, operator_name
+from graphwright.models.importing.operators import find, operator_name, recurrent
 from graphwright.models.importing.sizes import Limit, Shape, named_sizes
 
 shape_config: Any = _config
@@ -159,15 +159,11 @@ def _exported(
     raise _capture_error(module, errors[-1]) from errors[-1]
 
 
-_RECURRENT = {"rnn_tanh.input": 8, "rnn_relu.input": 8, "gru.input": 8, "lstm.input": 8}
-"""Recurrent layers, and the number of the argument that says whether batches are the first axis."""
-
-
 def _steps(exported: ExportedProgram, leaves: Mapping[str, Any], sizes: Mapping[str, Shape]) -> set[str]:
     """Return the named sizes over whose steps recurrent layers are unrolled."""
     symbols = set[Any]()
     for node in exported.graph.nodes:
-        at = _RECURRENT.get(".".join(operator_name(node.target))) if node.op == "call_function" else None
+        at = recurrent.BATCH_FIRST.get(".".join(operator_name(node.target))) if node.op == "call_function" else None
         if at is not None:
             size = node.args[0].meta["val"].shape[1 if node.args[at] else 0]
             symbols |= size.node.expr.free_symbols if isinstance(size, torch.SymInt) else set()

@@ -408,7 +408,8 @@ def meta_module(made: Any, hub_config: Any, dtype: Any) -> tuple[Any, dict[str, 
         for name in names:
             made = part._buffers[name]
             part._buffers[name] = made.to("meta")
-            if made.dtype is torch.bool or not bool(((made != made) | (made == _unwritten(made))).all()):
+            untouched = made.isnan() if made.is_floating_point() else made == _unwritten(made)
+            if made.dtype is torch.bool or not made.numel() or not bool(untouched.all()):
                 values[f"{path}.{name}" if path else name] = made
     return module, values
 

@@ -10,6 +10,9 @@ from graphwright.models.importing.operators.table import operator
 from graphwright.nn import functional
 from graphwright.nn.recurrent import CELLS, unrolled
 
+BATCH_FIRST = {f"{name}.input": 8 for name in CELLS}
+"""Recurrent layers, and the number of the argument that says whether batches are the first axis."""
+
 
 def _layers(name: str) -> Any:
     kind = CELLS[name]
