@@ -71,7 +71,7 @@ def main(steps: int) -> None:
         tuned.step()
     back = p.as_module()
     with torch.no_grad():
-        logits = back(images[test])["out"].numpy()
+        logits = back(images[test]).numpy()
     print(f"after {steps // 3} more steps, as a torch module: {accuracy(logits, answers):.3f}")
     print(f"{sum(w.numel() for w in net.parameters())} -> {sum(w.numel() for w in back.parameters())} parameters")
 

@@ -42,6 +42,7 @@ from conformance_models import Case, import_torchvision, timm_cases, torchvision
 import graphwright as gw  # noqa: E402
 from graphwright.models.errors import CaptureError, UnsupportedOperator  # noqa: E402
 from graphwright.program import EmptyAxis, FrozenAxis, RaggedUnit  # noqa: E402
+from graphwright.program.recorder import labelled  # noqa: E402
 
 PAGE = ROOT / "docs" / "conformance.md"
 STAGES = ("captured", "lowered", "equal", "back", "pruned")
@@ -133,7 +134,7 @@ def _back(
         return
     net.load_state_dict(state)
     with torch.no_grad():
-        outs = net(**given)
+        outs = labelled(net(**given))
     worst = max(_differences(want, {name: gw.tensor(t.numpy()) for name, t in outs.items()}))
     if worst <= TOLERANCE:
         found.passed.append("back")

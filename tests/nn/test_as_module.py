@@ -44,11 +44,6 @@ def targets() -> dict[str, Any]:
     return {"module": net, "program": gw.trace(net, X)}
 
 
-def result_of(made: Any) -> torch.Tensor:
-    """The only result of a wrapped module, or of a wrapped program, which returns its outputs by name."""
-    return made["out"] if isinstance(made, dict) else made
-
-
 @pytest.mark.parametrize("kind", ["module", "program"])
 @pytest.mark.parametrize("share", [True, False])
 def test_training_matches_a_torch_module(kind: str, share: bool) -> None:
@@ -66,7 +61,7 @@ def test_training_matches_a_torch_module(kind: str, share: bool) -> None:
         for (m, t), optimizer in zip(pairs, optimizers, strict=True):
             x = torch.tensor(X, requires_grad=True)
             optimizer.zero_grad()
-            loss = (t(result_of(m(x * 1.5))) ** 2).mean()  # torch before and after it
+            loss = (t(m(x * 1.5)) ** 2).mean()  # torch before and after it
             loss.backward()
             seen.append([loss.detach(), grad_of(x), *(grad_of(p).clone() for p in m.parameters())])
             optimizer.step()
@@ -86,19 +81,19 @@ def test_torch_and_graphwright_train_shared_memory(kind: str) -> None:
     net, m = both["module"], nn.as_module(both[kind])
     x = torch.from_numpy(X)
     plan = gw.compile(gw.trace(net, X), freeze=True)
-    result_of(m(x)).sum().backward()
+    m(x).sum().backward()
     torch.optim.SGD(m.parameters(), lr=0.5).step()
     version = net.up.weight.data.storage.version
     m.written()
     assert net.up.weight.data.storage.version > version  # plans with folded weights are invalidated
     expected = net(tensor(X)).numpy()
     np.testing.assert_allclose(plan(x=X)["out"].numpy(), expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(result_of(m(x)).detach().numpy(), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(m(x).detach().numpy(), expected, rtol=1e-5, atol=1e-6)
     net(tensor(X)).sum().backward()
     with gw.no_grad():
         for p in net.parameters():
             p.sub_(grad_of(p) * 0.1)
-    np.testing.assert_allclose(result_of(m(x)).detach().numpy(), net(tensor(X)).numpy(), rtol=1e-6)
+    np.testing.assert_allclose(m(x).detach().numpy(), net(tensor(X)).numpy(), rtol=1e-6)
 
 
 def test_the_torch_module_follows_an_edit_and_undo() -> None:
@@ -108,7 +103,7 @@ def test_the_torch_module_follows_an_edit_and_undo() -> None:
     before = p.weights[key].data.tobytes()
     with p.edit("halve") as e:
         e.set_weight(key, lambda w: 0.5 * w)
-    half = m(torch.from_numpy(X))["out"]
+    half = m(torch.from_numpy(X))
     np.testing.assert_allclose(half.detach().numpy(), p(x=X)["out"].numpy(), rtol=1e-6)
     half.sum().backward()
     torch.optim.SGD(m.parameters(), lr=1.0).step()
@@ -128,7 +123,7 @@ def test_frozen_operands_get_no_gradient_and_no_grad_runs_the_plan() -> None:
     assert not net.up.weight.requires_grad
     planned = nn.as_module(both["program"])
     with torch.no_grad():
-        out = planned(torch.from_numpy(X))["out"]
+        out = planned(torch.from_numpy(X))
     assert not out.requires_grad
     (expected,) = both["program"](x=X).values()
     np.testing.assert_allclose(out.numpy(), expected.numpy(), rtol=1e-6)
@@ -156,8 +151,9 @@ def test_named_inputs_several_outputs_and_integer_inputs_work() -> None:
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             return x * 2.0, x.sum()
 
-    double, total = nn.as_module(Two())(torch.ones(3))
-    assert (double.tolist(), total.item()) == ([2, 2, 2], 3)
+    for two in (Two(), gw.trace(Two(), np.ones(3, "f4"))):
+        double, total = nn.as_module(two)(torch.ones(3))
+        assert (double.tolist(), total.item()) == ([2, 2, 2], 3)
     with pytest.raises(UsageError):
         nn.as_module(torch.nn.Linear(1, 1))  # pyright: ignore[reportArgumentType]
 
@@ -178,6 +174,15 @@ def test_unused_outputs_and_16_bit_weights_have_correct_gradients() -> None:
     assert x.grad is not None
     with pytest.raises(RuntimeError):
         torch.autograd.grad(torch.autograd.grad((m(x)[0] ** 2).sum(), x, create_graph=True)[0].sum(), x)
+
+
+def test_a_module_in_inference_mode_can_be_trained() -> None:
+    net = gw.trace(Net(), X)
+    with torch.inference_mode():
+        m = nn.as_module(net)
+        m(torch.from_numpy(X))
+    m(torch.from_numpy(X)).sum().backward()
+    assert all(p.grad is not None for p in m.parameters())
 
 
 def test_nested_results_and_none_keep_their_structure() -> None:

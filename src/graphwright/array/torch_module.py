@@ -58,6 +58,7 @@ class TorchModule(torch.nn.Module):
         aliases: dict from all names, in order, to the name in `parameters` of the same tensor; by default each has one.
     """
 
+    @torch.inference_mode(False)  # parameters made in inference mode could never be trained
     def __init__(
         self, run: Run, parameters: Mapping[str, NDArray], shape: Callable[[Sequence[torch.Tensor]], Any],
         names: Sequence[str] = (), before: Callable[[Sequence[str]], Mapping[str, NDArray]] | None = None,

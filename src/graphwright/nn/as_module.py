@@ -17,6 +17,7 @@ from graphwright.errors import UsageError
 from graphwright.nn.module import Module
 from graphwright.plan import compile
 from graphwright.program.op_graph import OpGraph
+from graphwright.program.recorder import unlabelled
 from graphwright.program.weights import shared_variable
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ def as_module(target: Module | Program, *, share: bool = True) -> Any:
             copies. After a step of a torch optimizer, call `.written()` of the result before running the target itself.
     Returns: a torch module with the target's parameters by dotted name; that of a program of a torch module has all
         entries of the module's state that the program still has, buffers too, under the module's keys. Its calls return
-        a dict of all outputs by name for a program, and what `forward` of the module returns for a module.
+        what `forward` of a module returns; for a program the tensor of its one output `out`, a tuple of the outputs
+        `out`, `out_1`, ..., or a dict of all outputs by other names.
     Raises: UsageError for any other target.
     """
     if isinstance(target, OpGraph):
@@ -86,8 +88,8 @@ class _TorchAdapter:
         self.call = self.infer = target
         if isinstance(target, OpGraph):
             program, planned = target, compile(target)
-            self.call = lambda *xs: program(**dict(zip(names, xs, strict=True)))
-            self.infer = lambda *xs: planned(dict(zip(names, xs, strict=True)))
+            self.call = lambda *xs: unlabelled(program(**dict(zip(names, xs, strict=True))))
+            self.infer = lambda *xs: unlabelled(planned(dict(zip(names, xs, strict=True))))
         self.structure: Any = 0
 
     def torch(self) -> Any:

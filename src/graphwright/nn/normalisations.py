@@ -45,7 +45,7 @@ def layer_norm(
     Raises: ShapeError if the last axes of x have different sizes.
     """
     axes = _last_axes(input, normalized_shape)
-    return call("layer_norm", input, *_scale(weight, bias), rank=len(axes), eps=eps)
+    return call("layer_norm", input, *scale_and_shift(weight, bias), rank=len(axes), eps=eps)
 
 
 def _last_axes(x: Tensor, normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
@@ -62,7 +62,7 @@ def group_norm(
 
     Source: Wu and He 2018, "Group Normalization".
     """
-    return call("group_norm", input, *_scale(weight, bias), groups=num_groups, eps=eps)
+    return call("group_norm", input, *scale_and_shift(weight, bias), groups=num_groups, eps=eps)
 
 
 def instance_norm(
@@ -99,7 +99,7 @@ def batch_norm(
     (the variance divides by n - 1). Evaluation uses the running statistics.
     Raises: ShapeError when training on one value per channel, or evaluating without running statistics.
     """
-    scale = _scale(weight, bias)
+    scale = scale_and_shift(weight, bias)
     if not training:
         if running_mean is None or running_var is None:
             raise ShapeError("evaluation needs running statistics", where="batch_norm", expected="two tensors [C]")
@@ -116,7 +116,8 @@ def batch_norm(
     return made
 
 
-def _scale(weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, ...]:
+def scale_and_shift(weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, ...]:
+    """Return those of weight and bias that are given; ones stand for a weight that is missing beside a bias."""
     if weight is None and bias is not None:
         weight = _ones(bias.shape[0], bias)
     return tuple(t for t in (weight, bias) if t is not None)

@@ -379,17 +379,19 @@ class BatchNormTrain(_ChannelNorm):
         rank, momentum, (gy, g_mean, g_var) = len(ins[0].shape), attrs["momentum"], g
         x, *scale = _wide(ins[0], *ins[3:])
         axes = (0, *range(2, rank))
-        count: int = prod(x.shape[a] for a in axes)
+        count = _count(x, axes, less=0)
         unit, r = _standard(x, axes, attrs["eps"])
         grads = [None] * len(needs)
         if gy is not None:
             (gy,) = _wide(gy)
+            along, total = _sum(gy * unit, axes), _sum(gy, axes)  # gradients of w and b, which dx needs too
             if needs[0]:
-                grads[0] = _through(gy * _by_channel(scale[0], rank) if scale else gy, unit, r, axes)
-            if len(needs) > 3 and needs[3]:
-                grads[3] = _sum(gy * unit, axes)
-            if len(needs) > 4 and needs[4]:
-                grads[4] = _sum(gy, axes)
+                factor = r * _by_channel(scale[0], rank) if scale else r
+                mean, slope = (_by_channel(t / count, rank) for t in (total, along))
+                grads[0] = factor * (gy - mean - unit * slope)
+            for operand, term in enumerate((along, total), 3):
+                if len(needs) > operand and needs[operand]:
+                    grads[operand] = term
         for operand, moved in ((1, g_mean), (2, g_var)):
             if moved is None:
                 continue

@@ -345,6 +345,13 @@ def labelled(result: Any) -> dict[Any, Any]:
     return {"out" if i == 0 else f"out_{i}": value for i, value in enumerate(several)}
 
 
+def unlabelled(outputs: Mapping[str, Any]) -> Any:
+    """Return the value of `out` alone, a tuple of `out`, `out_1`, ..., or a dict by names: see `labelled`."""
+    if not outputs or list(outputs) != list(labelled(tuple(outputs))):
+        return dict(outputs)
+    return tuple(outputs.values()) if len(outputs) > 1 else outputs["out"]
+
+
 def output_names(prefix: Any, value: Any) -> Any:
     """Return a part of a result with the names of outputs in place of tensors; None stays None."""
     if isinstance(value, tuple | list | Mapping):

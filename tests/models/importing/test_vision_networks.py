@@ -193,7 +193,7 @@ def test_as_module_has_the_state_of_the_module(share):
         for key, value in module.state_dict().items():
             assert torch.equal(net.state_dict()[key], value), key
         with torch.no_grad():
-            torch.testing.assert_close(net(x)["out"], module(x))
+            torch.testing.assert_close(net(x), module(x))
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -210,7 +210,7 @@ def test_as_module_loads_the_state_of_another_module(share):
     with torch.no_grad():
         net(x)  # a plan that has read the old values
         net.load_state_dict(other.state_dict(), strict=True)
-        torch.testing.assert_close(net(x)["out"], other(x))
+        torch.testing.assert_close(net(x), other(x))
     assert net.state_dict()["convolved.1.num_batches_tracked"] == 7
     assert (p.hash() == before) == (not share)
     for key, value in module.state_dict().items():

@@ -10,6 +10,7 @@ from graphwright.autograd import Tensor, create, top
 from graphwright.autograd.einsum import einsum as run_einsum
 from graphwright.models.importing.operators.table import equal, operator
 from graphwright.nn import functional
+from graphwright.nn.normalisations import scale_and_shift
 from graphwright.ops import call
 
 equal(top, "addmm addmv addbmm baddbmm bmm dot vdot matmul mm mv outer cdist")
@@ -149,12 +150,9 @@ def batch_norm_functional(
     if not training:
         none = create.zeros((0,), dtype=x.dtype)
         return functional.batch_norm(x, mean, var, weight, bias, False, momentum, eps), none, none, mean, var
-    axes = [0, *range(2, x.ndim)]
-    made = functional.batch_norm(x, None, None, weight, bias, True, momentum, eps)
-    wide = x.detach().to(mean.dtype)
-    new_mean = mean * (1 - momentum) + wide.mean(axes) * momentum
-    new_var = var * (1 - momentum) + wide.var(axes, unbiased=True) * momentum
-    return made, *_statistics(x, axes, eps, False), new_mean, new_var
+    scale = scale_and_shift(weight, bias)
+    made, *moved = call("batch_norm_train", x, mean.detach(), var.detach(), *scale, momentum=momentum, eps=eps)
+    return made, *_statistics(x, [0, *range(2, x.ndim)], eps, False), *(t.detach() for t in moved)
 
 
 @operator("_batch_norm_with_update_functional")
