@@ -67,9 +67,8 @@ def opening() -> Figure:
                     "first": lambda folder=folder: gw.open(folder, tokenizer=False),
                     "second": lambda folder=folder: gw.open(folder, tokenizer=False),
                     "from_pretrained": lambda folder=folder: type(module).from_pretrained(folder),
-                    "torch.export": lambda: torch.export.export(
-                        module, (), {n: torch.from_numpy(a) for n, a in example.items()}, strict=False
-                    ),
+                    "torch.export": lambda: _export(module, example),
+                    "torch.export, sizes as symbols": lambda: _export(module, example, symbols=True),
                 }
                 for what, call in calls.items():
                     started = perf_counter()
@@ -78,6 +77,14 @@ def opening() -> Figure:
         for what, seconds in taken.items():
             figure.add(f"{name}: {what}", median(seconds), "s")
     return figure
+
+
+def _export(module: Any, example: dict[str, np.ndarray], *, symbols: bool = False) -> Any:
+    """Capture a module by torch: for the shapes of the example, or for any batch and any length, height or width."""
+    free = {name: (0, 2, 3) if array.ndim == 4 else (0, 1) for name, array in example.items()}
+    sizes = {name: dict.fromkeys(axes, torch.export.Dim.AUTO) for name, axes in free.items()}
+    given = {name: torch.from_numpy(array) for name, array in example.items()}
+    return torch.export.export(module, (), given, dynamic_shapes=sizes if symbols else None, strict=False)
 
 
 class _cache:
