@@ -181,3 +181,39 @@ def test_conditions_survive_saving(tmp_path):
     program.save(tmp_path / "saved")
     with pytest.raises(ShapeError, match="T > 8"):
         gw.load(tmp_path / "saved").run({"x": np.zeros((2, 8, 6), "f4")})
+
+
+class Masked(nn.Module):
+    """Transformer layers of torch with a mask that is not said to be causal, cut from a larger one or made in place."""
+
+    def __init__(self, longest: int | None) -> None:
+        super().__init__()
+        self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+        self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), 1)
+        if longest is not None:
+            self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(longest))
+        self.longest = longest
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        steps = x.shape[1]
+        if self.longest is None:
+            mask = nn.Transformer.generate_square_subsequent_mask(steps)
+        else:
+            mask = self.get_buffer("mask")[:steps, :steps]
+        return self.decoder(self.layers(x, mask=mask), x, tgt_mask=mask)
+
+
+@pytest.mark.parametrize("longest", [None, 12])
+def test_masks_of_transformer_layers_are_found_to_be_causal(longest, capfd):
+    module = Masked(longest).eval()
+    p = gw.from_torch(module, (torch.randn(2, 5, 8),), sizes={"x": ("B", "T", 8)})
+    kinds = [p.attrs(node)["causal"] for node in p.select(op="sdpa").nodes]
+    assert sorted(kinds) == [False, True, True, True]  # the first one reads the encoder's rows
+    for rows in (1, 3, 12):
+        x = torch.randn(3, rows, 8)
+        np.testing.assert_allclose(p(x=x.numpy())["out"].numpy(), module(x).detach(), rtol=1e-5, atol=1e-6)
+    if longest is not None:
+        assert any("T <= 12" in text for text in p.imported.fixed)
+        with pytest.raises(ShapeError, match="T <= 12"):
+            p(x=np.zeros((1, 13, 8), "f4"))
+    assert capfd.readouterr().err == ""

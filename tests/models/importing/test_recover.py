@@ -229,6 +229,43 @@ def test_scores_replaced_by_minus_infinity_are_a_mask(fill, diagonal, found):
     assert (attrs["causal"], attrs["optional"]) == ((True, ()) if found == "causal" else (False, ("bias",)))
 
 
+class Windowed(torch.nn.Module):
+    """Attention to the last keys: by a stored mask for a largest length, or by one that is made for each length."""
+
+    def __init__(self, window: int, how: str, longest: int = 0) -> None:
+        super().__init__()
+        self.qkv, self.window, self.how = torch.nn.Linear(WIDTH, 3 * WIDTH), window, how
+        self.register_buffer("stored", torch.ones(longest, longest, dtype=torch.bool).tril().triu(1 - window))
+
+    def mask(self, length: int) -> torch.Tensor:
+        if self.how == "stored":
+            return self.stored[:length, :length]
+        lower = torch.ones(length, length, dtype=torch.bool).tril()
+        if self.how == "difference":
+            return lower & ~lower.tril(-self.window)
+        return lower.triu(1 - self.window)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        q, k, v = (t.view(batch, length, HEADS, HEAD_DIM).transpose(1, 2) for t in self.qkv(x).split(WIDTH, 2))
+        made = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=self.mask(length))
+        return made.transpose(1, 2).reshape(batch, length, WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("how", "longest", "window"),
+    [("stored", 100, 80), ("stored", 50, 40), ("stored", 12, None), ("stored", 20, 15), ("diagonal", 0, 80),
+     ("difference", 0, 90)],
+)  # fmt: skip
+def test_windows_longer_than_the_example_are_recovered(how, longest, window):
+    module = Windowed(window or longest, how, longest).eval()
+    p = gw.from_torch(module, (torch.randn(2, 5, WIDTH),), sizes={"x": ("B", "T", WIDTH)})
+    (node,) = p.of_kind("sdpa")
+    assert (p.attrs(node)["causal"], p.attrs(node)["window"]) == (True, window)
+    x = torch.randn(1, longest or 120, WIDTH)
+    np.testing.assert_allclose(p(x=x.numpy())["out"].numpy(), module(x).detach().numpy(), atol=1e-6)
+
+
 class Sunk(torch.nn.Module):
     """Causal attention with a score of each head that is one more key, in the words of gpt-oss, and a rotation."""
 

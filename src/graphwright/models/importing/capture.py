@@ -7,9 +7,10 @@ import operator as python
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import cache
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from torch._decomp import get_decompositions
 from torch._subclasses import fake_tensor
 from torch.export import Dim, ExportedProgram, default_decompositions
 from torch.export.graph_signature import InputKind
-from torch.fx.experimental import _config
+from torch.fx.experimental import _config, symbolic_shapes
+from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
 from graphwright.errors import UsageError
@@ -28,6 +30,7 @@ from graphwright.models.importing.operators import find, operator_name, recurren
 from graphwright.models.importing.sizes import Limit, Shape, named_sizes
 
 shape_config: Any = _config
+masked_layers: Any = transformer
 GRAD_MODE = torch.ops.higher_order.wrap_with_set_grad_enabled
 """Operator of a block of code under `no_grad` or `enable_grad`."""
 
@@ -66,7 +69,7 @@ def capture(
     args, kwargs = _without_ones(module, args, kwargs, sizes)
     kwargs = _in_order(module, kwargs)
     names = _argument_names(module, args, kwargs)
-    with _in_mode(module, train), _quiet():
+    with _in_mode(module, train), _quiet(), _masks_as_given():
         exported = _exported(module, args, kwargs, sizes)
     inputs = [s.arg for s in exported.graph_signature.input_specs if s.kind == InputKind.USER_INPUT]
     found = {name: arg for (name, leaf), arg in zip(names.items(), inputs, strict=True)
@@ -336,16 +339,32 @@ def _in_mode(module: torch.nn.Module, train: bool) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Context manager: without the warnings of torch's exporter, and the log of its errors, which name its own code."""
-    log = fake_tensor.log
-    before = log.disabled
-    log.disabled = True
+    """Context manager: without the warnings of torch's exporter, its log, and its prints of graphs that it gave up."""
+    logs = [fake_tensor.log, symbolic_shapes.log]
+    before = [log.disabled for log in logs]
     try:
-        with warnings.catch_warnings():
+        for log in logs:
+            log.disabled = True
+        with warnings.catch_warnings(), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.disabled = before
+        for log, disabled in zip(logs, before, strict=True):
+            log.disabled = disabled
+
+
+@contextmanager
+def _masks_as_given() -> Iterator[None]:
+    """Context manager: torch's transformer layers use a mask as it is, and do not look whether it is the causal one.
+
+    A graph cannot branch on values; which mask it is, recovery finds.
+    """
+    before = masked_layers._detect_is_causal_mask
+    masked_layers._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    try:
+        yield
+    finally:
+        masked_layers._detect_is_causal_mask = before
 
 
 def _capture_error(module: torch.nn.Module, error: Exception) -> CaptureError:

@@ -195,7 +195,7 @@ def _conditions(environment: Any, symbols: Mapping[Any, str]) -> Found:
     if environment is None:
         return
     for guard in environment.guards:
-        condition = environment.replace(guard.expr)
+        condition = _ordered(environment.replace(guard.expr))
         if not isinstance(condition, sympy.Rel) or not condition.free_symbols <= symbols.keys():
             continue
         decided = not _about_ones(condition) or _decides(guard)
@@ -211,6 +211,16 @@ def _conditions(environment: Any, symbols: Mapping[Any, str]) -> Found:
             sympy.Gt: ("least", rest - 1), sympy.Lt: ("least", -rest - 1),
         }[condition.func]  # fmt: skip
         yield Limit(kind, size, text, _location(guard), decided), text
+
+
+def _ordered(condition: Any) -> Any:
+    """Return min(a, b) == a as a <= b, max(a, b) == a as a >= b, and other conditions as they are."""
+    if isinstance(condition, sympy.Eq):
+        for side, a in ((condition.lhs, condition.rhs), (condition.rhs, condition.lhs)):
+            relation = {"Min": sympy.Le, "Max": sympy.Ge}.get(type(side).__name__)
+            if relation is not None and a in side.args and len(side.args) == 2:
+                return relation(a, next(b for b in side.args if b != a))
+    return condition
 
 
 def _size(value: Any, symbols: Mapping[Any, str]) -> Size:

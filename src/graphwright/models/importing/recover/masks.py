@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,9 +43,10 @@ class _Seen:
 def recognise(s: Regions, mask: Value, queries: int | str, keys: int | str) -> Mask | None:
     """Return what a mask means, bool or numbers added to the scores; None if it is no such mask.
 
-    The mask is computed at three sets of sizes, the last with more keys than any whole number in what makes it, and is
-    compared entry by entry with: all keys, the causal mask, a causal window, each of them also with padding by an input
-    of 0 and 1. Padding by finite numbers is none of them, since a query without visible keys would then see all.
+    The mask is computed at three sets of sizes, the last with more keys than any whole number in what makes it, or with
+    as many as a mask that is stored, and is compared entry by entry with: all keys, the causal mask, a causal window,
+    each of them also with padding by an input of 0 and 1. Padding by finite numbers is none of them, since a query
+    without visible keys would then see all.
     """
     region = _needed(s, mask)
     leaves = [v for v in region if s.is_op(v, *SOURCES) and not s.is_op(v, CONST)]
@@ -55,13 +56,16 @@ def recognise(s: Regions, mask: Value, queries: int | str, keys: int | str) -> M
     if key_mask is not None and s.p.spec(key_mask).dtype.kind == "float":
         return None
     numbers = {n for v in region for n in _integers(s, v) if n < 1 << 31}
-    if any(n > LARGEST for n in numbers):
+    lengths = sorted(
+        {max([least, *numbers]) + 3 for least in (64, 8)} | {n for v in region for n in _stored(s, v)}, reverse=True
+    )
+    if lengths[0] > LARGEST + 3:
         return None
     found = [_seen(s, mask, key_mask, sizes, queries, keys) for sizes in _small_sizes(s)]
     if names_of(keys):
         large = (
             _seen(s, mask, key_mask, sizes, queries, keys)
-            for sizes in _large_sizes(s, key_mask, queries, keys, numbers)
+            for sizes in _large_sizes(s, key_mask, queries, keys, lengths)
         )
         found.append(next((seen for seen in large if seen is not None), None))
     complete = [seen for seen in found if seen is not None]
@@ -84,10 +88,16 @@ def _needed(s: Regions, mask: Value) -> list[Value]:
     return list(found)
 
 
-def _integers(s: Regions, value: Value) -> list[int]:
-    """Return the whole number above 1 that a constant holds, in a list."""
-    number = s.number(value) if s.is_op(value, CONST) and s.p.spec(value).dtype.kind != "bool" else None
-    return [int(abs(number))] if number is not None and 1 < abs(number) < np.inf and number == int(number) else []
+def _integers(s: Regions, value: Value) -> Iterator[int]:
+    """Yield the sizes of the whole numbers above 1 in a value's attributes, or of the one that a constant holds."""
+    if not s.is_op(value, *SOURCES):
+        given = s.p.attrs(value.node).values()
+        flat = (n for v in given for n in (v if isinstance(v, tuple) else (v,)))
+        yield from (abs(n) for n in flat if type(n) is int and abs(n) > 1)
+    elif s.is_op(value, CONST) and s.p.spec(value).dtype.kind != "bool":
+        number = s.number(value)
+        if number is not None and 1 < abs(number) < np.inf and number == int(number):
+            yield int(abs(number))
 
 
 def _names(s: Regions) -> list[str]:
@@ -99,13 +109,19 @@ def _small_sizes(s: Regions) -> Iterator[Mapping[str, int]]:
         yield {name: PRIMES[(i + shift) % len(PRIMES)] for i, name in enumerate(_names(s))}
 
 
+def _stored(s: Regions, value: Value) -> list[int]:
+    """Return the sizes of a constant with several rows, which may be a stored mask: as many keys as it has."""
+    sizes = [n for n in s.p.spec(value).sizes if n > 1] if s.is_op(value, CONST) else []
+    return sizes if len(sizes) > 1 else []
+
+
 def _large_sizes(
-    s: Regions, key_mask: Value | None, queries: int | str, keys: int | str, numbers: set[int]
+    s: Regions, key_mask: Value | None, queries: int | str, keys: int | str, lengths: Iterable[int]
 ) -> Iterator[Mapping[str, int]]:
-    """Yield sizes with more keys than any of some numbers, then smaller ones, for code that has a largest length."""
-    lengths = {*names_of(queries), *names_of(keys)}
-    for length in (max([64, *numbers]) + 3, 67, 29):
-        yield {name: length if name in lengths else 1 if key_mask is None else 2 for name in _names(s)}
+    """Yield sizes with these numbers of queries and keys."""
+    names = {*names_of(queries), *names_of(keys)}
+    for length in lengths:
+        yield {name: length if name in names else 1 if key_mask is None else 2 for name in _names(s)}
 
 
 def _seen(
