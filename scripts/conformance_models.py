@@ -13,7 +13,7 @@ import torch
 SMALL: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 99,
     "n_embd": 32, "n_layer": 2, "n_head": 4, "max_position_embeddings": 64, "n_positions": 64, "pad_token_id": 0,
-    "bos_token_id": 1, "eos_token_id": 2, "use_cache": False,
+    "bos_token_id": 1, "eos_token_id": 2, "use_cache": False, "sliding_window": 16,
 }  # fmt: skip
 """Sizes of a small config; each config class ignores those that it does not have."""
 GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
@@ -54,7 +54,7 @@ class Case:
 
 def tokens(i: int, names: tuple[str, ...] = ("input_ids",)) -> dict[str, torch.Tensor]:
     """Return token ids of example 0 or 1 by input name."""
-    return {n: torch.randint(3, 90, ((2, 7), (3, 11))[i] if k == 0 else ((2, 5), (3, 6))[i])
+    return {n: torch.randint(3, 90, ((2, 7), (3, 50))[i] if k == 0 else ((2, 5), (3, 40))[i])
             for k, n in enumerate(names)}  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -75,10 +76,9 @@ def marks(term: Any, atoms: tuple[Any, ...], gone: np.ndarray) -> np.ndarray:
     grid = gone.reshape([int(a.size) for a in atoms])
     result = []
     for index in range(int(size(term))):
-        at: dict[Any, int] = {}
+        at: dict[Any, list[int]] = {}
         locate(term, index, at)
-        inside = [at.get(a) for a in atoms]
-        result.append(all(i is not None for i in inside) and bool(grid[tuple(inside)]))
+        result.append(any(grid[inside] for inside in product(*(at.get(a, ()) for a in atoms))))
     return np.array(result)
 
 
@@ -88,8 +88,8 @@ def size(term: Any) -> int:
     return sum(size(p) for p in term.parts) if hasattr(term, "parts") else term.size
 
 
-def locate(term: Any, index: int, at: dict[Any, int]) -> None:
-    """Coordinates of an index on the axes that a dimension is made of."""
+def locate(term: Any, index: int, at: dict[Any, list[int]]) -> None:
+    """Coordinates of an index on the axes that a dimension is made of, in which an axis may occur twice."""
     if hasattr(term, "factors"):
         for factor in reversed(term.factors):
             index, here = divmod(index, size(factor))
@@ -101,7 +101,7 @@ def locate(term: Any, index: int, at: dict[Any, int]) -> None:
                 return
             index -= size(part)
     else:
-        at[term] = index
+        at.setdefault(term, []).append(index)
 
 
 def agree(p: Program, units: Units, feeds: dict[str, Any], tolerance: float, **options: Any) -> None:
