@@ -17,7 +17,7 @@ from seeds import deep
 
 ONNX = [name for name, row in OPS.items() if row.onnx is not None]
 SIMPLER = sorted(n for n, row in OPS.items() if row.onnx is None and "onnx" not in row.why)
-RARELY = {"index", "roll", "rope", "adaptive_avg_pool", "max_pool"}
+RARELY = {"roll", "rope", "adaptive_avg_pool", "max_pool"}
 """Ops of which ONNX does not have every use."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -116,7 +116,16 @@ class Index(Row):
     traits = Traits(linear_in=(0,), mixes="axis", contiguous=(0,))
     infer = lambda x, *ids, axis: Spec(_picked(x.shape, ids, axis), x.dtype)
     vjp = lambda g, ins, outs, attrs, needs: (call("index_sum", g, *ins[1:], **attrs, shape=ins[0].shape),)
-    onnx = lambda u: u("Gather", *u.names, axis=u.attrs["axis"]) if len(u.names) == 2 else None
+
+    def onnx(u: OnnxUse):
+        x, *ids = u.names
+        if len(ids) == 1:
+            return u("Gather", x, ids[0], axis=u.attrs["axis"])
+        places = _Places.of(u, ids, u.ins[1:])
+        found = u("GatherND", places.first(u, x), places.indices)
+        order = range(places.start), range(places.end, len(u.ins[0].shape))
+        before, after = ([places.rank + a - (len(ids) if a >= places.end else 0) for a in axes] for axes in order)
+        return u("Transpose", found, perm=[*before, *range(places.rank), *after])
 
     def sample(rng):
         shape, _, ids, attrs = _sample_ids(rng)
@@ -162,9 +171,49 @@ class IndexSum(Backward):
 _IN_PLACE = "torch writes at an index in a statement of its own"
 
 
-class _IndexWrite(Row):
-    why = {"onnx": "writes at several indices at once have no node"}
+class _Places(NamedTuple):
+    """Index arrays of a use of an op as the last axis of one operand of GatherND or ScatterND.
 
+    Attributes:
+        indices: name of the int64 tensor [..., arrays].
+        rank: how many axes the arrays have together.
+        start, end: the indexed axes of x.
+    """
+
+    indices: str
+    rank: int
+    start: int
+    end: int
+
+    @classmethod
+    def of(cls, u: OnnxUse, names: Sequence[str], specs: Sequence[Spec]) -> _Places:
+        """Add the nodes that join index arrays."""
+        shape, start = broadcast_shapes(*(i.shape for i in specs)), u.axis(u.attrs["axis"])
+        same = (n if i.shape == shape else u("Expand", n, u.shape(shape)) for n, i in zip(names, specs, strict=True))
+        indices = u("Concat", *(u("Unsqueeze", name, u.ints(-1)) for name in same), axis=-1)
+        return cls(indices, len(shape), start, start + len(names))
+
+    def order(self, rank: int) -> list[int]:
+        """Return the axes of x with the indexed ones first."""
+        return [*range(self.start, self.end), *range(self.start), *range(self.end, rank)]
+
+    def first(self, u: OnnxUse, x: str) -> str:
+        """Return x with the indexed axes first."""
+        return u("Transpose", x, perm=self.order(len(u.ins[0].shape))) if self.start else x
+
+    def written(self, u: OnnxUse, x: str, values: str, reduction: str = "none") -> str:
+        """Return x after values, which broadcast, are written at the indices or added there."""
+        picked = _picked(u.ins[0].shape, u.ins[-(self.end - self.start) :], self.start)
+        whole, moved = u("Expand", values, u.shape(picked)), self.start + self.rank
+        if self.start:
+            order = [*range(self.start, moved), *range(self.start), *range(moved, len(picked))]
+            whole = u("Transpose", whole, perm=order)
+        made = u("ScatterND", self.first(u, x), self.indices, whole, reduction=reduction)
+        back = np.argsort(self.order(len(u.ins[0].shape))).tolist()
+        return u("Transpose", made, perm=back) if self.start else made
+
+
+class _IndexWrite(Row):
     def axes(u: AxesUse) -> Sequence[Dims]:
         x, *ids = u.ins
         start = axis_of(u.attrs["axis"], len(x))
@@ -208,10 +257,12 @@ def _update_sample(rng: np.random.Generator, distinct: bool) -> tuple[list[Any],
 class IndexPut(_IndexUpdate):
     """x[i, j, ...] ← v: operands x, values, then one index array for each axis from `axis` on; values broadcast.
 
-    Of several values for the same index the last is written; as in torch, each of them gets the entry's gradient.
+    Of several values for the same index the last is written, or any of them in ONNX; as in torch, each of them gets the
+    entry's gradient.
     """
 
     emit = lambda i, a: f"index_put({i[0]}, {i[1]}, {a['axis']}, {', '.join(i[2:])})"
+    onnx = lambda u: _Places.of(u, u.names[2:], u.ins[2:]).written(u, *u.names[:2])
     sample = lambda rng: _update_sample(rng, distinct=True)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -224,6 +275,7 @@ class IndexAdd(_IndexUpdate):
     """x[i, j, ...] += v, in order: operands x, v (which broadcasts), then one index array per axis from `axis` on."""
 
     why = {"emit": _IN_PLACE}
+    onnx = lambda u: _Places.of(u, u.names[2:], u.ins[2:]).written(u, *u.names[:2], reduction="add")
     sample = lambda rng: _update_sample(rng, distinct=False)
     vjp = lambda g, ins, outs, attrs, needs: (g, call("index", g, *ins[2:], **attrs) if needs[1] else None)
 
@@ -234,6 +286,7 @@ class IndexFill(_IndexWrite):
 
     arity, attrs, saves = Index.arity, {"axis": Attr(int, 0), "value": Attr(bool | int | float)}, Index.saves
     why = {"emit": _IN_PLACE}
+    onnx = lambda u: _Places.of(u, u.names[1:], u.ins[1:]).written(u, u.names[0], u.scalar(u.attrs["value"]))
     traits = Traits(contiguous=(0,), inplace=((0, 0),))
     vjp = lambda g, ins, outs, attrs, needs: (call("index_fill", g, *ins[1:], axis=attrs["axis"], value=0.0),)
 
@@ -421,7 +474,8 @@ class _Scatter(Row):
 class Scatter(_Scatter):
     """y[index[i, j], j] ← v[i, j] for axis 0, in order: x with values written by index along an axis.
 
-    Of several values for the same index the last is written; as in torch, each of them gets the entry's gradient.
+    Of several values for the same index the last is written, or any of them in ONNX; as in torch, each of them gets the
+    entry's gradient.
     """
 
     emit = "{0}.scatter({axis}, {1}, {2})"
