@@ -121,11 +121,11 @@ class Index(Row):
         x, *ids = u.names
         if len(ids) == 1:
             return u("Gather", x, ids[0], axis=u.attrs["axis"])
-        places = _Places.of(u, ids, u.ins[1:])
-        found = u("GatherND", places.first(u, x), places.indices)
-        order = range(places.start), range(places.end, len(u.ins[0].shape))
-        before, after = ([places.rank + a - (len(ids) if a >= places.end else 0) for a in axes] for axes in order)
-        return u("Transpose", found, perm=[*before, *range(places.rank), *after])
+        tuples = _IndexTuples.of(u, ids, u.ins[1:])
+        found = u("GatherND", tuples.first(u, x), tuples.indices)
+        order = range(tuples.start), range(tuples.end, len(u.ins[0].shape))
+        before, after = ([tuples.rank + a - (len(ids) if a >= tuples.end else 0) for a in axes] for axes in order)
+        return u("Transpose", found, perm=[*before, *range(tuples.rank), *after])
 
     def sample(rng):
         shape, _, ids, attrs = _sample_ids(rng)
@@ -171,7 +171,7 @@ class IndexSum(Backward):
 _IN_PLACE = "torch writes at an index in a statement of its own"
 
 
-class _Places(NamedTuple):
+class _IndexTuples(NamedTuple):
     """Index arrays of a use of an op as the last axis of one operand of GatherND or ScatterND.
 
     Attributes:
@@ -186,7 +186,7 @@ class _Places(NamedTuple):
     end: int
 
     @classmethod
-    def of(cls, u: OnnxUse, names: Sequence[str], specs: Sequence[Spec]) -> _Places:
+    def of(cls, u: OnnxUse, names: Sequence[str], specs: Sequence[Spec]) -> _IndexTuples:
         """Add the nodes that join index arrays."""
         shape, start = broadcast_shapes(*(i.shape for i in specs)), u.axis(u.attrs["axis"])
         same = (n if i.shape == shape else u("Expand", n, u.shape(shape)) for n, i in zip(names, specs, strict=True))
@@ -262,7 +262,7 @@ class IndexPut(_IndexUpdate):
     """
 
     emit = lambda i, a: f"index_put({i[0]}, {i[1]}, {a['axis']}, {', '.join(i[2:])})"
-    onnx = lambda u: _Places.of(u, u.names[2:], u.ins[2:]).written(u, *u.names[:2])
+    onnx = lambda u: _IndexTuples.of(u, u.names[2:], u.ins[2:]).written(u, *u.names[:2])
     sample = lambda rng: _update_sample(rng, distinct=True)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -275,7 +275,7 @@ class IndexAdd(_IndexUpdate):
     """x[i, j, ...] += v, in order: operands x, v (which broadcasts), then one index array per axis from `axis` on."""
 
     why = {"emit": _IN_PLACE}
-    onnx = lambda u: _Places.of(u, u.names[2:], u.ins[2:]).written(u, *u.names[:2], reduction="add")
+    onnx = lambda u: _IndexTuples.of(u, u.names[2:], u.ins[2:]).written(u, *u.names[:2], reduction="add")
     sample = lambda rng: _update_sample(rng, distinct=False)
     vjp = lambda g, ins, outs, attrs, needs: (g, call("index", g, *ins[2:], **attrs) if needs[1] else None)
 
@@ -286,7 +286,7 @@ class IndexFill(_IndexWrite):
 
     arity, attrs, saves = Index.arity, {"axis": Attr(int, 0), "value": Attr(bool | int | float)}, Index.saves
     why = {"emit": _IN_PLACE}
-    onnx = lambda u: _Places.of(u, u.names[1:], u.ins[1:]).written(u, u.names[0], u.scalar(u.attrs["value"]))
+    onnx = lambda u: _IndexTuples.of(u, u.names[1:], u.ins[1:]).written(u, u.names[0], u.scalar(u.attrs["value"]))
     traits = Traits(contiguous=(0,), inplace=((0, 0),))
     vjp = lambda g, ins, outs, attrs, needs: (call("index_fill", g, *ins[1:], axis=attrs["axis"], value=0.0),)
 
