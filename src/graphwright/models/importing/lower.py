@@ -18,9 +18,10 @@ from graphwright.autograd import Parameter, Tensor, Variable, no_grad
 from graphwright.autograd.named_sizes import TracedSize, traced
 from graphwright.autograd.recorder import scope
 from graphwright.errors import ShapeError
-from graphwright.models.errors import UnsupportedOperator
+from graphwright.models.errors import CaptureError, UnsupportedOperator
 from graphwright.models.importing.capture import GRAD_MODE, Captured
 from graphwright.models.importing.operators import find, operator_name
+from graphwright.models.importing.operators.complex import KINDS, Complex, find_complex
 from graphwright.models.importing.sizes import EqualSizes, Limit
 from graphwright.program.weights import abstract_array
 
@@ -52,10 +53,11 @@ class Lowered:
 
     def __post_init__(self) -> None:
         self.graph_module = self.captured.exported.graph_module
-        self.functions: dict[Any, Callable[..., Any]] = {}
+        self.functions: dict[tuple[Any, bool], Callable[..., Any]] = {}
         self.decided: dict[str, bool] = {}
         self.equal = EqualSizes(self.captured.limits)
         self._check(self.graph_module)
+        self._check_ends()
         signature = self.captured.exported.graph_signature
         stored = {spec.target for spec in signature.output_specs if spec.kind == OutputKind.BUFFER_MUTATION}
         tied: dict[int, Any] = {}
@@ -68,6 +70,9 @@ class Lowered:
             self.variables[spec.arg.name] = tied[id(tensor)]
 
     def _variable(self, spec: Any, tensor: torch.Tensor, stored: bool) -> Any:
+        if tensor.is_complex():
+            return Complex(*(Tensor(self._array(part.contiguous()), name=f"{spec.target}.{name}")
+                             for name, part in (("real", tensor.real), ("imag", tensor.imag))))  # fmt: skip
         array = self._array(tensor)
         if spec.kind == InputKind.PARAMETER:
             made: Any = Parameter(array, tensor.requires_grad, spec.target)
@@ -80,10 +85,15 @@ class Lowered:
         return made
 
     def state(self, state: Mapping[str, torch.Tensor], keys: Container[str]) -> dict[str, str | Variable]:
-        """Return for each key of a module's state the key of its weight, one of `keys`; else a variable of its own."""
+        """Return for each key of a module's state the key of its weight, one of `keys`; else a variable of its own.
+
+        Complex buffers have no key: they are two constants.
+        """
         known = {id(tensor): name for name, tensor in self.captured.tensors.items() if name in keys}
         found: dict[str, str | Variable] = {}
         for key, tensor in state.items():
+            if tensor.is_complex():
+                continue
             name = key if key in keys else known.get(id(tensor))
             if name is not None:
                 found[key] = name
@@ -191,7 +201,8 @@ class Lowered:
                 return self._run(inner, rest)
             with no_grad():
                 return self._run(inner, rest)
-        return self.functions[node.target](*args, **{k: v for k, v in kwargs.items() if k not in _OPTIONS})
+        options = {k: v for k, v in kwargs.items() if k not in _OPTIONS}
+        return self.functions[target, _is_complex(node)](*args, **options)
 
     def _choose(self, node: torch.fx.Node, a: Any, b: Any, *, least: bool) -> Any:
         """Return the smaller or larger of two sizes: the one that is so for the example, with a check that it stays so.
@@ -220,20 +231,39 @@ class Lowered:
                 continue
             name, overload = operator_name(node.target)
             self.counts[name] = self.counts.get(name, 0) + 1
-            function = _FUNCTIONS[name] if name in _FUNCTIONS else find(name, overload)
+            on_pairs = _is_complex(node)
+            function = _FUNCTIONS.get(name) or (find_complex if on_pairs else find)(name, overload)
             if name == "_local_scalar_dense" and not _of_sizes(node.args[0]):
                 function = None  # a value of a tensor
             if function is None:
                 where = ".".join(_module_path(node, ())) or "the module"
-                unknown.setdefault(f"{name}.{overload}", []).append(f"{where}, {_line(node)}")
+                label = f"{name}.{overload}{' of complex numbers' if on_pairs else ''}"
+                unknown.setdefault(label, []).append(f"{where}, {_line(node)}")
             else:
-                self.functions[node.target] = function
+                self.functions[node.target, on_pairs] = function
         if unknown:
             lines = [f"{name} ({len(lines)}x): {lines[0]}" for name, lines in sorted(unknown.items())]
             raise UnsupportedOperator("operators of the module have no row in the table of operators",
                                       got="; ".join(lines), operators={n: tuple(p) for n, p in unknown.items()},
                                       fix="enter a function of tensors with "
                                           "graphwright.models.importing.operators.operator(NAME)")  # fmt: skip
+
+    def _check_ends(self) -> None:
+        """Raise CaptureError if inputs, parameters or outputs are complex, which no value of a program is."""
+        signature, last = self.captured.exported.graph_signature, next(iter(reversed(self.graph_module.graph.nodes)))
+        results = zip(signature.output_specs, pytree.tree_leaves(last.args[0]), strict=False)
+        values = {
+            **{f"input {name}": tensor for name, tensor in self.captured.examples.items()},
+            **{f"parameter {spec.target}": self.captured.tensors[spec.target] for spec in signature.input_specs
+               if spec.kind == InputKind.PARAMETER and spec.target is not None},
+            **{f"output {i}": node.meta.get("val") for i, (spec, node) in enumerate(results)
+               if spec.kind == OutputKind.USER_OUTPUT and isinstance(node, torch.fx.Node)},
+        }  # fmt: skip
+        found = [name for name, value in values.items() if isinstance(value, torch.Tensor) and value.is_complex()]
+        if found:
+            raise CaptureError("inputs, parameters and outputs cannot be complex", got=", ".join(found),
+                               expected="complex numbers inside the module only",
+                               fix="pass torch.view_as_real(x), and use torch.view_as_complex inside")  # fmt: skip
 
 
 def sym_size(x: Tensor, axis: int) -> Any:
@@ -278,6 +308,12 @@ def _calls(module: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
             yield from (n for n in part.graph.nodes if n.op == "call_function")
 
 
+def _is_complex(node: torch.fx.Node) -> bool:
+    """Return whether an operator has complex operands or results."""
+    values = pytree.tree_leaves([n.meta.get("val") for n in (node, *node.all_input_nodes)])
+    return any(isinstance(v, torch.Tensor) and v.is_complex() for v in values)
+
+
 def _filled(value: Any, env: Mapping[torch.fx.Node, Any]) -> Any:
     """Return arguments with values instead of nodes, and dtypes of ours instead of torch's."""
     if isinstance(value, torch.fx.Node):
@@ -286,7 +322,10 @@ def _filled(value: Any, env: Mapping[torch.fx.Node, Any]) -> Any:
         return [_filled(v, env) for v in value]
     if isinstance(value, dict):
         return {k: _filled(v, env) for k, v in value.items()}
-    return named(str(value).removeprefix("torch.")) if isinstance(value, torch.dtype) else value
+    if isinstance(value, torch.dtype):
+        name = str(value).removeprefix("torch.")
+        return KINDS[name] if name in KINDS else named(name)
+    return value
 
 
 def _module_path(node: torch.fx.Node, last: tuple[str, ...]) -> tuple[str, ...]:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from graphwright.models.importing.operators import elementwise, indexing, networks, recurrent, reductions, shapes
+from graphwright.models.importing.operators import (
+    complex,
+    elementwise,
+    indexing,
+    networks,
+    recurrent,
+    reductions,
+    shapes,
+)
 from graphwright.models.importing.operators.table import OPERATORS, find, operator_name
 
 __all__ = [
     "OPERATORS",
+    "complex",
     "elementwise",
     "find",
     "indexing",
