@@ -23,7 +23,7 @@ WHY_NOT = {
         "eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan where"
     ),
     "a primitive: identity": "cast copy full_like recall stop_gradient scale_gradient assert_finite assert_sizes",
-    "a primitive: reduction and order": "sum mean prod amax amin any all argmax argmin cumsum sort",
+    "a primitive: reduction and order": "sum mean prod amax amin any all argmax argmin cumsum linear_scan sort",
     "a primitive: views and arrangement": (
         "reshape unflatten flatten permute expand slice last size squeeze unsqueeze diagonal pad_slice concat "
         "flip roll tile repeat_interleave pad tril triu iota"

@@ -71,6 +71,16 @@ def cumsum(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
     return ins[0].flip(axis).cumsum(axis).flip(axis) if attrs["reverse"] else ins[0].cumsum(axis)
 
 
+def linear_scan(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    a, b = (t.movedim(attrs["axis"], 0) for t in ins)
+    a, b = (a.flip(0), b.flip(0)) if attrs["reverse"] else (a, b)
+    states = [b[0]] if len(b) else []
+    for factor, summand in zip(a[1:], b[1:], strict=True):
+        states.append(factor * states[-1] + summand)
+    made = torch.stack(states) if states else b
+    return (made.flip(0) if attrs["reverse"] else made).movedim(0, attrs["axis"])
+
+
 def softmax(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
     """Entries left out by a mask get a score that is far below all others; a row without any is multiplied by 0."""
     if len(ins) == 1:
@@ -373,6 +383,7 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "argmax": lambda ins, a: torch.argmax(ins[0], a["axis"]),
     "argmin": lambda ins, a: torch.argmin(ins[0], a["axis"]),
     "cumsum": cumsum,
+    "linear_scan": linear_scan,
     "logsumexp": _reduce("logsumexp"),
     "reshape": lambda ins, a: ins[0].reshape(a["shape"]),
     "unflatten": lambda ins, a: ins[0].unflatten(a["axis"], a["sizes"]),

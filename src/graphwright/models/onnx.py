@@ -305,6 +305,16 @@ class _OnnxGraph:
                                                         self._constants[key]))  # fmt: skip
         return self._constants[key]
 
+    def body(
+        self, nodes: Sequence[tuple[str, Sequence[str], str]], inputs: Mapping[str, Spec], outputs: Mapping[str, Spec]
+    ) -> onnx.GraphProto:
+        """Return a graph for an attribute of a node; its names get numbers, as names of one file must differ."""
+        number = next(self._numbers)
+        name = f"{self._at}#{number}.{{}}".format
+        made = [helper.make_node(kind, list(map(name, ins)), [name(out)]) for kind, ins, out in nodes]
+        sides = ([_info(name(n), spec) for n, spec in side.items()] for side in (inputs, outputs))
+        return helper.make_graph(made, name("body"), *sides)
+
     def size(self, dim: str) -> str:
         """Return the name of a tensor with a dynamic size, read from the shape of a value that has this size."""
         if dim not in self._sizes:

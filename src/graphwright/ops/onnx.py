@@ -41,6 +41,17 @@ class NodeWriter(Protocol):
         """Return the name of an int64 tensor [1] that holds the value of a named size."""
         ...
 
+    def body(
+        self, nodes: Sequence[tuple[str, Sequence[str], str]], inputs: Mapping[str, Spec], outputs: Mapping[str, Spec]
+    ) -> Any:
+        """Return a graph for an attribute of a node, such as the steps of a Scan.
+
+        Args:
+            nodes: (type, names of inputs, name of the result) of each node.
+            inputs, outputs: specs by name.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class OnnxUse:

@@ -24,7 +24,7 @@ from graphwright.array.storage import Storage
 
 _FAMILIES = (
     "attention block_attention conv elementwise experts index linear loss norm optimize pool random reduce "
-    "routed_attention sampling selected_attention"
+    "routed_attention sampling scan selected_attention"
 )
 for _family in _FAMILIES.split():
     import_module(f"{__name__}.{_family}")  # registers its kernels

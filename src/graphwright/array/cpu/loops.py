@@ -1,4 +1,4 @@
-"""Compiled loops of the CPU backend: random words, gates and their gradients. Importing this module loads numba."""
+"""Compiled loops of the CPU backend: random words, gates and their gradients, recurrences. Importing this module loads numba."""
 
 from __future__ import annotations
 
@@ -191,6 +191,22 @@ def pull_back(
         start = end
 
 
+@_compiled
+def scan_rows(out: np.ndarray, a: np.ndarray, b: np.ndarray, reverse: bool) -> None:
+    """h = a·h + b along the middle axis of three, from 0; with `reverse`, from its end. `out` may be `a` or `b`."""
+    rows, steps, width = out.shape
+    for row in range(rows):
+        for step in range(steps):
+            t = steps - 1 - step if reverse else step
+            if step == 0:
+                for i in range(width):
+                    out[row, t, i] = b[row, t, i]
+            else:
+                before = t + 1 if reverse else t - 1
+                for i in range(width):
+                    out[row, t, i] = a[row, t, i] * out[row, before, i] + b[row, t, i]
+
+
 def warmup() -> None:
     """Compile each loop for the dtypes that plans and eager ops pass; numba caches the loops on disk."""
     table, run, ends = np.zeros((1, 7), np.int64), np.zeros(3, np.int64), np.ones(1, np.int64)
@@ -198,5 +214,7 @@ def warmup() -> None:
         values, slope, factor, logits, temperature = (np.ones(1, kind) for _ in range(5))
         fill_gates(values, slope, factor, logits, table, temperature, run, ends)
         pull_back(logits, factor, slope, factor, values, table, temperature, run, ends)
+        cell = np.zeros((1, 1, 1), kind)
+        scan_rows(cell, cell, cell, False)
     for kind in (np.int32, np.int64):
         fill_words(np.zeros(1, kind), np.zeros(2, np.int64), 0, 0)

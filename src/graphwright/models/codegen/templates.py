@@ -101,6 +101,14 @@ _HELPERS = (
     ends = offsets.tolist()
     made = [x[first:last] @ one for first, last, one in zip(ends[:-1], ends[1:], w, strict=True)]
     return torch.cat((*made, x.new_zeros(len(x) - ends[-1], w.shape[2])))''',
+    '''def linear_scan(a, b, axis, reverse):
+    """h = a * h + b along an axis, from 0 on; with `reverse`, from its end."""
+    steps = list(zip(widen(a).unbind(axis), widen(b).unbind(axis)))
+    states, h = [], 0.0
+    for factor, summand in reversed(steps) if reverse else steps:
+        h = factor * h + summand
+        states.append(h)
+    return torch.stack(states[::-1] if reverse else states, axis).to(b.dtype) if states else b''',
     '''def gelu_tanh(x):
     """GELU by the formula with tanh."""
     return F.gelu(x, approximate="tanh")''',

@@ -81,11 +81,12 @@ def program_of(
     from graphwright.models.importing.capture import capture
     from graphwright.models.importing.lower import Lowered
     from graphwright.models.importing.recover import recover as recover_meaning
+    from graphwright.models.importing.scans import without_loops
 
     if not isinstance(module, torch.nn.Module):
         raise UsageError("this is not a torch module", where="module", expected="torch.nn.Module",
                          got=type(module).__name__)  # fmt: skip
-    with _without_cache(module):
+    with _without_cache(module), without_loops(module):
         captured = capture(module, args, kwargs, sizes, train)
     lowered = Lowered(captured, share, dict(values or {}))
     known = rename or {}

@@ -1,4 +1,4 @@
-"""Recurrent layers, unrolled over the steps of a sequence, and their cells."""
+"""Recurrent layers, unrolled over the steps of a sequence, their cells, and linear recurrences."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from graphwright.autograd import Tensor, scoped, top
 from graphwright.models.importing.operators.table import operator
 from graphwright.nn import functional
 from graphwright.nn.recurrent import CELLS, unrolled
+from graphwright.ops import call
 
 BATCH_FIRST = {f"{name}.input": 8 for name in CELLS}
 """Recurrent layers, and the number of the argument that says whether batches are the first axis."""
@@ -62,3 +63,9 @@ def _cell(name: str) -> Any:
 for _name in CELLS:
     operator(f"{_name}.input")(_layers(_name))
     operator(f"{_name}_cell")(_cell(_name))
+
+
+@operator("graphwright::linear_scan")
+def linear_scan(a: Tensor, b: Tensor, axis: int) -> Tensor:
+    """h = a·h + b along an axis, from 0."""
+    return call("linear_scan", a, b, axis=axis)

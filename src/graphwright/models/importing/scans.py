@@ -1,0 +1,178 @@
+"""Functions of transformers with a loop over time, and equal ones without it, which a capture runs in their place.
+
+A Python loop over the steps of a text would fix their number in a captured graph. `LOOPS` has one entry a function: an
+equal function for a call without states of earlier steps, and the arguments of a random call. The equal function is
+used only if its results are those of the function on these arguments.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache, wraps
+from inspect import signature, unwrap
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+_library = torch.library.Library("graphwright", "FRAGMENT")
+_library.define("linear_scan(Tensor a, Tensor b, int axis) -> Tensor")
+
+
+def _scan(a: torch.Tensor, b: torch.Tensor, axis: int) -> torch.Tensor:
+    """Run h = a·h + b along an axis, from 0: the reference of the operator, of which captures need the shape alone."""
+    h, states = torch.zeros_like(b.select(axis, 0)), []
+    for factor, summand in zip(a.unbind(axis), b.unbind(axis), strict=True):
+        h = factor * h + summand
+        states.append(h)
+    return torch.stack(states, axis)
+
+
+_library.impl("linear_scan", _scan, "CompositeExplicitAutograd")
+torch.library.register_fake("graphwright::linear_scan", lambda a, b, axis: torch.empty_like(b), lib=_library)
+scan: Any = torch.ops.graphwright.linear_scan
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A function with a loop over time.
+
+    Attributes:
+        equal: the function, followed by its arguments -> the results, without a loop; not for calls with states.
+        example: a generator of random numbers -> the arguments of a call, and those by name.
+        states: the parameters that have or ask for states of earlier steps.
+    """
+
+    equal: Callable[..., Any]
+    example: Callable[[torch.Generator], tuple[tuple[Any, ...], dict[str, Any]]]
+    states: tuple[str, ...]
+
+
+def _selective_scan(
+    original: Any, hidden_states: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,
+    D: torch.Tensor | None = None, z: torch.Tensor | None = None, delta_bias: torch.Tensor | None = None,
+    delta_softplus: bool = False, **_: Any,
+) -> torch.Tensor:  # fmt: skip
+    """Selective scan of Mamba: h = exp(A·dt)·h + dt·B·x, y = C·h + D·x.
+
+    Source: Gu and Dao 2023, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", algorithm 2.
+    """
+    dt = dt if delta_bias is None else dt + delta_bias.to(dt.dtype)[..., None]
+    dt = functional.softplus(dt) if delta_softplus else dt
+    factors = torch.exp(A[None, :, None, :] * dt[..., None])
+    summands = dt[..., None] * B.transpose(1, 2)[:, None].float() * hidden_states[..., None].float()
+    states = scan(factors, summands, 2).transpose(1, 2).to(hidden_states.dtype)
+    out = torch.matmul(states, C.transpose(1, 2).unsqueeze(-1)).squeeze(-1).transpose(1, 2)
+    out = out if D is None else out + hidden_states * D[None, :, None]
+    return out if z is None else out * functional.silu(z)
+
+
+def _chunk_scan(
+    original: Any, hidden_states: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,
+    chunk_size: int, **options: Any,
+) -> torch.Tensor:  # fmt: skip
+    """Chunked scan of Mamba 2, of a text padded to whole chunks: the function then has no branch on their rest."""
+    steps = hidden_states.shape[1]
+    padding = (steps + chunk_size - 1) // chunk_size * chunk_size - steps
+    hidden_states, dt, B, C = (
+        functional.pad(t, (*(0, 0) * (t.dim() - 2), 0, padding)) for t in (hidden_states, dt, B, C)
+    )
+    return original(hidden_states, dt, A, B, C, chunk_size, **options)[:, :steps]
+
+
+def _gated_scan(
+    original: Any, layer: Any, hidden_states: torch.Tensor, recurrent_gate: torch.Tensor, reset: torch.Tensor,
+    recurrent_states: None = None, acc_dtype: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Recurrence of a gated linear recurrent unit: h = a·h + x, where a is 0 at the first token of a text.
+
+    Source: De et al. 2024, "Griffin: Mixing Gated Linear Recurrences with Local Attention", eq. 4.
+    """
+    states = scan((recurrent_gate * ~reset).to(acc_dtype), hidden_states.to(acc_dtype), 1)
+    return states.to(hidden_states.dtype), states[:, -1]
+
+
+def _normal(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=generator)
+
+
+def _selective_example(g: torch.Generator) -> Any:
+    x, dt, z, b, c = (_normal(g, 2, n, 7) for n in (3, 3, 3, 4, 4))
+    options = {"D": _normal(g, 3), "z": z, "delta_bias": _normal(g, 3), "delta_softplus": True}
+    return (x, dt, -_normal(g, 3, 4).exp(), b, c), options
+
+
+def _chunk_example(g: torch.Generator) -> Any:
+    x, dt, (b, c) = _normal(g, 2, 7, 4, 3), _normal(g, 2, 7, 4), (_normal(g, 2, 7, 2, 5) for _ in range(2))
+    options = {"D": _normal(g, 4), "dt_bias": _normal(g, 4), "dt_softplus": True}
+    return (x, dt, -_normal(g, 4).exp(), b, c, 3), options
+
+
+def _gated_example(g: torch.Generator) -> Any:
+    reset = torch.zeros(2, 7, 1, dtype=torch.bool)
+    reset[:, 0] = reset[1, 4] = True
+    return (None, _normal(g, 2, 7, 3), _normal(g, 2, 7, 3).sigmoid(), reset, None), {}
+
+
+LOOPS = {
+    "mamba_selective_scan": Loop(_selective_scan, _selective_example, ("return_last_state",)),
+    "mamba2_chunk_scan": Loop(_chunk_scan, _chunk_example, ("initial_states", "return_final_states")),
+    "RecurrentGemmaRglru._rnn_scan": Loop(_gated_scan, _gated_example, ("recurrent_states",)),
+}
+"""Functions with a loop over time, by the names that modules of `transformers.models` have them under."""
+
+
+@contextmanager
+def without_loops(module: torch.nn.Module) -> Iterator[None]:
+    """Context manager: the code of a module's classes calls functions without loops over time; on exit, its own."""
+    homes = {sys.modules[type(part).__module__] for part in module.modules()}
+    with ExitStack() as stack:
+        for home in homes:
+            if home.__name__.startswith("transformers.models."):
+                for owner, name, original, loop in _found(home):
+                    if _is_equal(unwrap(original), loop):
+                        stack.callback(setattr, owner, name, original)
+                        setattr(owner, name, _replaced(unwrap(original), loop))
+        yield
+
+
+def _found(home: ModuleType) -> Iterator[tuple[Any, str, Callable[..., Any], Loop]]:
+    """Yield the functions of a module that have an entry, each with its owner and name there."""
+    for path, loop in LOOPS.items():
+        *classes, name = path.split(".")
+        owner: Any = home
+        for part in classes:
+            owner = getattr(owner, part, None)
+        original = getattr(owner, name, None)
+        if original is not None:
+            yield owner, name, original, loop
+
+
+def _replaced(original: Callable[..., Any], loop: Loop) -> Callable[..., Any]:
+    parameters = signature(original)
+
+    @wraps(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = parameters.bind(*args, **kwargs).arguments
+        if any(given.get(name) is not None and given.get(name) is not False for name in loop.states):
+            return original(*args, **kwargs)
+        return loop.equal(original, *args, **kwargs)
+
+    return run
+
+
+@cache
+def _is_equal(original: Callable[..., Any], loop: Loop) -> bool:
+    """Return whether a function and its equal have the same results on random arguments."""
+    args, options = loop.example(torch.Generator().manual_seed(0))
+    try:
+        with torch.no_grad():
+            expected, found = original(*args, **options), loop.equal(original, *args, **options)
+    except (TypeError, RuntimeError, AttributeError):  # a version of the function with other parameters
+        return False
+    pairs = zip(*(r if isinstance(r, tuple) else (r,) for r in (expected, found)), strict=True)
+    return all(a.shape == b.shape and torch.allclose(a, b, 1e-4, 1e-5) for a, b in pairs)
