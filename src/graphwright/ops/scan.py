@@ -78,5 +78,4 @@ def _next(x, axis, reverse):
     if type(n) is int and n == 0:
         return x
     rest = call("slice", x, axis=axis, start=0 if reverse else 1, size=n - 1)
-    zero = call("full_like", call("slice", x, axis=axis, start=0, size=1), value=0.0)
-    return call("concat", *((zero, rest) if reverse else (rest, zero)), axis=axis)
+    return call("pad_slice", rest, axis=axis, start=1 if reverse else 0, size=n)

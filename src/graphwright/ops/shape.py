@@ -442,7 +442,10 @@ class PadSlice(Backward):
 
     def axes(u: AxesUse):
         x, a = u.ins[0][u.attrs["axis"]], u.attrs
-        if a["step"] == 1:
+        if str in map(type, (size(x), a["size"], a["start"])):
+            full = u.fresh(a["size"], "puts entries by their number")
+            u.frozen(x, "puts entries of it by their number")
+        elif a["step"] == 1:
             before, after = Atom(a["start"]), Atom(a["size"] - a["start"] - known(x))
             full = chain(before, x, after)
             u.sizes |= {"start": before, "size": full}

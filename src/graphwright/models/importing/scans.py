@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, wraps
 from inspect import signature, unwrap
+from math import inf
 from types import ModuleType
 from typing import Any
 
@@ -20,11 +21,24 @@ import torch
 from torch.nn import functional
 
 _library = torch.library.Library("graphwright", "FRAGMENT")
-_library.define("linear_scan(Tensor a, Tensor b, int axis) -> Tensor")
+operators: Any = torch.ops.graphwright
 
 
-def _scan(a: torch.Tensor, b: torch.Tensor, axis: int) -> torch.Tensor:
-    """Run h = a·h + b along an axis, from 0: the reference of the operator, of which captures need the shape alone."""
+def _operator(schema: str, like: int) -> Callable[[Callable[..., torch.Tensor]], None]:
+    """Return a decorator that makes an operator of torch of a function whose result has the shape of an argument."""
+
+    def enter(function: Callable[..., torch.Tensor]) -> None:
+        _library.define(schema)
+        name = schema.partition("(")[0]
+        _library.impl(name, function, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"graphwright::{name}", lambda *args: torch.empty_like(args[like]), lib=_library)
+
+    return enter
+
+
+@_operator("linear_scan(Tensor a, Tensor b, int axis) -> Tensor", like=1)
+def _linear_scan(a: torch.Tensor, b: torch.Tensor, axis: int) -> torch.Tensor:
+    """h = a·h + b along an axis, from 0."""
     h, states = torch.zeros_like(b.select(axis, 0)), []
     for factor, summand in zip(a.unbind(axis), b.unbind(axis), strict=True):
         h = factor * h + summand
@@ -32,9 +46,14 @@ def _scan(a: torch.Tensor, b: torch.Tensor, axis: int) -> torch.Tensor:
     return torch.stack(states, axis)
 
 
-_library.impl("linear_scan", _scan, "CompositeExplicitAutograd")
-torch.library.register_fake("graphwright::linear_scan", lambda a, b, axis: torch.empty_like(b), lib=_library)
-scan: Any = torch.ops.graphwright.linear_scan
+@_operator("chunk_scan(Tensor x, Tensor decay, Tensor b, Tensor c, int chunk) -> Tensor", like=0)
+def _chunks(x: torch.Tensor, decay: torch.Tensor, b: torch.Tensor, c: torch.Tensor, chunk: int) -> torch.Tensor:
+    """y = h·c for h = exp(decay)·h + x·bᵀ along axis 1; x [B, T, H, P], decay [B, T, H], b and c [B, T, H, N]."""
+    h, made = torch.zeros_like(x[:, 0, :, :, None] * b[:, 0, :, None]), []
+    for step in range(x.shape[1]):
+        h = decay[:, step, :, None, None].exp() * h + x[:, step, :, :, None] * b[:, step, :, None]
+        made.append((h * c[:, step, :, None]).sum(-1))
+    return torch.stack(made, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +61,7 @@ class Loop:
     """A function with a loop over time.
 
     Attributes:
-        equal: the function, followed by its arguments -> the results, without a loop; not for calls with states.
+        equal: its arguments -> its results, without a loop; not for calls with states.
         example: a generator of random numbers -> the arguments of a call, and those by name.
         states: the parameters that have or ask for states of earlier steps.
     """
@@ -53,7 +72,7 @@ class Loop:
 
 
 def _selective_scan(
-    original: Any, hidden_states: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,
+    hidden_states: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,
     D: torch.Tensor | None = None, z: torch.Tensor | None = None, delta_bias: torch.Tensor | None = None,
     delta_softplus: bool = False, **_: Any,
 ) -> torch.Tensor:  # fmt: skip
@@ -65,34 +84,39 @@ def _selective_scan(
     dt = functional.softplus(dt) if delta_softplus else dt
     factors = torch.exp(A[None, :, None, :] * dt[..., None])
     summands = dt[..., None] * B.transpose(1, 2)[:, None].float() * hidden_states[..., None].float()
-    states = scan(factors, summands, 2).transpose(1, 2).to(hidden_states.dtype)
+    states = operators.linear_scan(factors, summands, 2).transpose(1, 2).to(hidden_states.dtype)
     out = torch.matmul(states, C.transpose(1, 2).unsqueeze(-1)).squeeze(-1).transpose(1, 2)
     out = out if D is None else out + hidden_states * D[None, :, None]
     return out if z is None else out * functional.silu(z)
 
 
 def _chunk_scan(
-    original: Any, hidden_states: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,
-    chunk_size: int, **options: Any,
+    x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor, chunk_size: int,
+    D: torch.Tensor | None = None, dt_bias: torch.Tensor | None = None, *, dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, inf), **_: Any,
 ) -> torch.Tensor:  # fmt: skip
-    """Chunked scan of Mamba 2, of a text padded to whole chunks: the function then has no branch on their rest."""
-    steps = hidden_states.shape[1]
-    padding = (steps + chunk_size - 1) // chunk_size * chunk_size - steps
-    hidden_states, dt, B, C = (
-        functional.pad(t, (*(0, 0) * (t.dim() - 2), 0, padding)) for t in (hidden_states, dt, B, C)
-    )
-    return original(hidden_states, dt, A, B, C, chunk_size, **options)[:, :steps]
+    """Scan of Mamba 2: h = exp(A·dt)·h + dt·x·Bᵀ, y = h·C + D·x, where heads of a group share B and C.
+
+    Source: Dao and Gu 2024, "Transformers are SSMs", section 6.
+    """
+    dt = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
+    dt = functional.softplus(dt) if dt_softplus else dt
+    dt = torch.clamp(dt, *dt_limit)
+    x, heads = x.float(), x.shape[2]
+    b, c = (t.float().repeat_interleave(heads // t.shape[2], 2, output_size=heads) for t in (B, C))
+    out = operators.chunk_scan(x * dt[..., None].float(), A.to(x.dtype) * dt.float(), b, c, chunk_size)
+    return out if D is None else out + D[..., None] * x
 
 
 def _gated_scan(
-    original: Any, layer: Any, hidden_states: torch.Tensor, recurrent_gate: torch.Tensor, reset: torch.Tensor,
+    layer: Any, hidden_states: torch.Tensor, recurrent_gate: torch.Tensor, reset: torch.Tensor,
     recurrent_states: None = None, acc_dtype: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Recurrence of a gated linear recurrent unit: h = a·h + x, where a is 0 at the first token of a text.
 
     Source: De et al. 2024, "Griffin: Mixing Gated Linear Recurrences with Local Attention", eq. 4.
     """
-    states = scan((recurrent_gate * ~reset).to(acc_dtype), hidden_states.to(acc_dtype), 1)
+    states = operators.linear_scan((recurrent_gate * ~reset).to(acc_dtype), hidden_states.to(acc_dtype), 1)
     return states.to(hidden_states.dtype), states[:, -1]
 
 
@@ -160,7 +184,7 @@ def _replaced(original: Callable[..., Any], loop: Loop) -> Callable[..., Any]:
         given = parameters.bind(*args, **kwargs).arguments
         if any(given.get(name) is not None and given.get(name) is not False for name in loop.states):
             return original(*args, **kwargs)
-        return loop.equal(original, *args, **kwargs)
+        return loop.equal(*args, **kwargs)
 
     return run
 
@@ -171,7 +195,7 @@ def _is_equal(original: Callable[..., Any], loop: Loop) -> bool:
     args, options = loop.example(torch.Generator().manual_seed(0))
     try:
         with torch.no_grad():
-            expected, found = original(*args, **options), loop.equal(original, *args, **options)
+            expected, found = original(*args, **options), loop.equal(*args, **options)
     except (TypeError, RuntimeError, AttributeError):  # a version of the function with other parameters
         return False
     pairs = zip(*(r if isinstance(r, tuple) else (r,) for r in (expected, found)), strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from graphwright.autograd import Tensor, scoped, top
+from graphwright.autograd import Tensor, create, scoped, top
 from graphwright.models.importing.operators.table import operator
 from graphwright.nn import functional
 from graphwright.nn.recurrent import CELLS, unrolled
@@ -69,3 +69,29 @@ for _name in CELLS:
 def linear_scan(a: Tensor, b: Tensor, axis: int) -> Tensor:
     """h = a·h + b along an axis, from 0."""
     return call("linear_scan", a, b, axis=axis)
+
+
+@operator("graphwright::chunk_scan")
+def chunk_scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
+    """y = h·c for h = exp(decay)·h + x·bᵀ along axis 1, by products within chunks and a scan over them.
+
+    x: [B, T, H, P], decay: [B, T, H], b and c: [B, T, H, N].
+    Source: Dao and Gu 2024, "Transformers are SSMs", section 6.
+    """
+    batch, steps, heads, width = x.shape
+    count = (steps + chunk - 1) // chunk
+
+    def chunks(t: Tensor) -> Tensor:  # [B, H, chunks, steps of a chunk, ...]
+        whole = call("pad_slice", t, axis=1, start=0, size=count * chunk)
+        return whole.reshape((batch, count, chunk, *t.shape[2:])).movedim(3, 1)
+
+    x, decay, b, c = chunks(x), chunks(decay), chunks(b), chunks(c)
+    lower = create.ones(chunk, chunk, dtype=x.dtype).tril(-1)
+    between = (decay.unsqueeze(-1) * lower).cumsum(-2).exp() * create.ones(chunk, chunk, dtype=x.dtype).tril()
+    within = (c @ b.transpose(-1, -2) * between) @ x
+    added = (b * between[..., -1, :].unsqueeze(-1)).transpose(-1, -2) @ x  # to the state by a chunk
+    kept = decay.sum(-1).exp().unsqueeze(-1).unsqueeze(-1).expand(added.shape)
+    states = call("linear_scan", kept, added, axis=2)
+    earlier = call("pad_slice", call("slice", states, axis=2, start=0, size=count - 1), axis=2, start=1, size=count)
+    out = within + c * decay.cumsum(-1).exp().unsqueeze(-1) @ earlier
+    return call("slice", out.movedim(1, 3).reshape((batch, count * chunk, heads, width)), axis=1, start=0, size=steps)
