@@ -393,6 +393,7 @@ def meta_module(made: Any, hub_config: Any, dtype: Any) -> tuple[Any, dict[str, 
         module = make("eager")
     module.to("meta")  # legacy constructors such as torch.FloatTensor ignore the device above
     module.tie_weights()
+    own_kinds = {id(part): {n: b.dtype for n, b in part._buffers.items() if b is not None} for part in module.modules()}
     module.to(dtype)
     if dtype is not torch.float32:  # its inputs stay float32
         module.register_forward_pre_hook(_cast_inputs(dtype), with_kwargs=True)
@@ -400,25 +401,39 @@ def meta_module(made: Any, hub_config: Any, dtype: Any) -> tuple[Any, dict[str, 
     for path, part in module.named_modules():
         names = [n for n, b in part._buffers.items() if b is not None and n in part._non_persistent_buffers_set]
         for name in names:
-            like = part._buffers[name]
-            part._buffers[name] = torch.full(like.shape, _unwritten(like), dtype=like.dtype, device="cpu")
+            like, kind = part._buffers[name], own_kinds[id(part)][name]
+            kind = like.dtype if kind is torch.float32 else kind  # another one is meant
+            part._buffers[name] = torch.full(like.shape, _unwritten(like), dtype=kind, device="cpu")
         if names:
             with torch.no_grad():
-                _initialise(module, path, part)
+                _initialise(module, path, part, names)
         for name in names:
             made = part._buffers[name]
             part._buffers[name] = made.to("meta")
-            untouched = made.isnan() if made.is_floating_point() else made == _unwritten(made)
-            if made.dtype is torch.bool or not made.numel() or not bool(untouched.all()):
+            if _is_written(made):
                 values[f"{path}.{name}" if path else name] = made
     return module, values
 
 
-def _initialise(module: Any, path: str, part: Any) -> None:
-    """Run the initialisation of the innermost model of transformers around a part, as `from_pretrained` does."""
-    around = (module.get_submodule(path.rsplit(".", up)[0]) if up else part for up in range(path.count(".") + 1))
+def _initialise(module: Any, path: str, part: Any, names: Collection[str]) -> None:
+    """Run the initialisation of the innermost model of transformers around a part, as `from_pretrained` does.
+
+    It is that of the part, and, while some of these buffers of it are unwritten, of the modules around it.
+    """
+    around = [module.get_submodule(path.rsplit(".", up)[0]) if up else part for up in range(path.count(".") + 1)]
     own = next((m for m in around if hasattr(m, "_init_weights")), module)
-    own._init_weights(part)
+    for one in around:
+        own._init_weights(one)
+        if all(_is_written(part._buffers[name]) for name in names):
+            return
+
+
+def _is_written(buffer: Any) -> bool:
+    """Return whether the initialisation of a buffer wrote its values; True for bools, of which that is not known."""
+    import torch
+
+    untouched = buffer.isnan() if buffer.is_floating_point() else buffer == _unwritten(buffer)
+    return buffer.dtype is torch.bool or not buffer.numel() or not bool(untouched.all())
 
 
 def _unwritten(buffer: Any) -> Any:

@@ -250,9 +250,12 @@ def _size(value: Any, symbols: Mapping[Any, str]) -> Size:
 
 # -- conditions on sizes of 0 and 1 ------------------------------------------------------------------------------------
 def _about_ones(condition: Any) -> bool:
-    """Return True for a condition that fails for sizes of 0 or 1 only, such as `size != 1` and `size >= 2`."""
+    """Return True for a condition that fails for sizes of 0 or 1 only, such as `size != 1`, `8*size != 8`, `size >= 2`."""
     for side, other in ((condition.lhs, condition.rhs), (condition.rhs, condition.lhs)):
         if other.is_Integer and not side.is_Integer:
+            factor = side.as_coeff_Mul()[0]
+            if isinstance(condition, sympy.Ne) and factor > 0 and other % factor == 0:
+                other //= factor
             below = isinstance(condition, sympy.Lt | sympy.Le | sympy.Gt | sympy.Ge)
             return int(other) <= 2 if below else isinstance(condition, sympy.Ne) and int(other) in (0, 1)
     return False
