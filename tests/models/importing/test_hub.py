@@ -19,10 +19,12 @@ from graphwright.errors import ShapeError, UsageError
 from graphwright.models import TensorMismatch, UnsupportedArchitecture
 from graphwright.models.errors import PromptError
 from graphwright.models.generation.recomputed import RecomputedGeneration
-from graphwright.models.importing import hub, torch_modules
+from graphwright.models.importing import hub, scans, torch_modules
 from graphwright.program.errors import FeedError
 
-ORDINARY = ("electra", "opt", "deit", "resnet", "xlnet", "mamba2")
+ORDINARY = ("electra", "opt", "deit", "resnet", "xlnet", "mamba", "mamba2")
+SCANS = ("mamba", "mamba2", "falcon_mamba", "jamba", "zamba", "bamba", "falcon_h1", "zamba2", "nemotron_h",
+         "granite_hybrid", "recurrent_gemma", "rwkv")  # fmt: skip
 CASES = [pytest.param(name, marks=() if name in ORDINARY else pytest.mark.deep) for name in MODELS]
 THEIRS = {"ids": "input_ids", "positions": "position_ids"}
 
@@ -59,7 +61,9 @@ def feeds(program: gw.Program, batch: int, length: int, seed: int = 0) -> dict[s
 def test_outputs_match_transformers(name, imports, tmp_path):
     module = saved(name, tmp_path / name)
     model = gw.open(tmp_path / name, tokenizer=False)
-    for batch, length in ((2, 9), (1, 17)) if name != "mamba" else ((2, 13), (1, 13)):
+    if name in SCANS:
+        assert not model.program.imported.fixed
+    for batch, length in ((2, 9), (1, 17), *(((1, 1), (3, 4)) if name in SCANS else ())):
         given = feeds(model.program, batch, length)
         theirs = {
             {"ids": "input_ids", "positions": "position_ids"}.get(n, n): torch.from_numpy(a) for n, a in given.items()
@@ -99,7 +103,22 @@ def test_numbers_that_json_does_not_have_are_read_and_written_as_transformers_do
     assert [*type(module.config).from_pretrained(tmp_path / "out").time_step_limit] == [0.0, float("inf")]
 
 
-def test_class_of_one_length_generates_up_to_it_as_transformers_does(imports, tmp_path):
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "mamba" else pytest.mark.deep) for n in SCANS]
+)  # fmt: skip
+def test_classes_with_scans_generate_as_transformers_does(name, imports, tmp_path):
+    module = saved(name, tmp_path / name)
+    model = gw.open(tmp_path / name, tokenizer=False)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
+    expected = module.generate(ids, max_new_tokens=16, eos_token_id=2, **options)[0, 4:].tolist()
+    with pytest.warns(RecomputedGeneration):
+        assert model.generate([5, 6, 7, 8], 16).ids == expected
+
+
+def test_class_of_one_length_generates_up_to_it_as_transformers_does(monkeypatch, tmp_path):
+    monkeypatch.setattr(scans, "LOOPS", {})  # as a class whose loop over time has no entry
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     module = saved("mamba", tmp_path / "mamba")
     model = gw.open(tmp_path / "mamba", tokenizer=False)
     length = model.program.spec("ids").shape[1]

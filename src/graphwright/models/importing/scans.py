@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 _library = torch.library.Library("graphwright", "FRAGMENT")
 operators: Any = torch.ops.graphwright
@@ -120,6 +121,24 @@ def _gated_scan(
     return states.to(hidden_states.dtype), states[:, -1]
 
 
+def _weighted_mean(
+    time_decay: torch.Tensor, time_first: torch.Tensor, key: torch.Tensor, value: torch.Tensor, state: None = None,
+    return_state: bool = False,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
+    """Attention of RWKV: the mean of all values up to each token, whose weights are exp(key) and decay with time.
+
+    In float64, whose exponents have room for keys as far apart as 700.
+    Source: Peng et al. 2023, "RWKV: Reinventing RNNs for the Transformer Era", eq. 16.
+    """
+    wide = key.double()
+    weight = torch.exp(wide - wide.amax(1, keepdim=True))
+    decay = torch.exp(-torch.exp(time_decay.double())).expand(weight.shape)
+    first = torch.exp(time_first.double()) * weight
+    parts = (operators.linear_scan(decay, t, 1) for t in (weight * value, weight))
+    values, weights = (functional.pad(t, (0, 0, 1, -1)) for t in parts)  # up to the token before
+    return ((values + first * value) / (weights + first)).to(key.dtype), None
+
+
 def _normal(generator: torch.Generator, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=generator)
 
@@ -142,10 +161,15 @@ def _gated_example(g: torch.Generator) -> Any:
     return (None, _normal(g, 2, 7, 3), _normal(g, 2, 7, 3).sigmoid(), reset, None), {}
 
 
+def _weighted_example(g: torch.Generator) -> Any:
+    return (_normal(g, 3), _normal(g, 3), 20 * _normal(g, 2, 7, 3), _normal(g, 2, 7, 3)), {}
+
+
 LOOPS = {
     "mamba_selective_scan": Loop(_selective_scan, _selective_example, ("return_last_state",)),
     "mamba2_chunk_scan": Loop(_chunk_scan, _chunk_example, ("initial_states", "return_final_states")),
     "RecurrentGemmaRglru._rnn_scan": Loop(_gated_scan, _gated_example, ("recurrent_states",)),
+    "rwkv_linear_attention": Loop(_weighted_mean, _weighted_example, ("state", "return_state")),
 }
 """Functions with a loop over time, by the names that modules of `transformers.models` have them under."""
 
@@ -198,5 +222,6 @@ def _is_equal(original: Callable[..., Any], loop: Loop) -> bool:
             expected, found = original(*args, **options), loop.equal(*args, **options)
     except (TypeError, RuntimeError, AttributeError):  # a version of the function with other parameters
         return False
-    pairs = zip(*(r if isinstance(r, tuple) else (r,) for r in (expected, found)), strict=True)
-    return all(a.shape == b.shape and torch.allclose(a, b, 1e-4, 1e-5) for a, b in pairs)
+    expected, found = (pytree.tree_leaves(results) for results in (expected, found))
+    return all(a is b or (a.shape == b.shape and torch.allclose(a, b, 1e-4, 1e-5))
+               for a, b in zip(expected, found, strict=True))  # fmt: skip
