@@ -312,8 +312,8 @@ class _OnnxGraph:
         number = next(self._numbers)
         name = f"{self._at}#{number}.{{}}".format
         made = [helper.make_node(kind, list(map(name, ins)), [name(out)]) for kind, ins, out in nodes]
-        sides = ([_info(name(n), spec) for n, spec in side.items()] for side in (inputs, outputs))
-        return helper.make_graph(made, name("body"), *sides)
+        given, results = ([_info(name(n), spec) for n, spec in side.items()] for side in (inputs, outputs))
+        return helper.make_graph(made, name("body"), given, results)
 
     def size(self, dim: str) -> str:
         """Return the name of a tensor with a dynamic size, read from the shape of a value that has this size."""

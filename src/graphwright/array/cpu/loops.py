@@ -1,4 +1,4 @@
-"""Compiled loops of the CPU backend: random words, gates and their gradients, recurrences. Importing this module loads numba."""
+"""Compiled loops of the CPU backend: random words, gates with gradients, scans. Importing this module loads numba."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Functions of transformers with a loop over time, and equal ones without it, which a capture runs in their place.
+"""Functions of transformers with a loop over time, and equal functions without it, which a capture runs instead.
 
-A Python loop over the steps of a text would fix their number in a captured graph. `LOOPS` has one entry a function: an
-equal function for a call without states of earlier steps, and the arguments of a random call. The equal function is
+A Python loop over the steps of a text would fix their number in a captured graph. `LOOPS` has one entry per function:
+an equal function for calls without states of earlier steps, and the arguments of a random call. The equal function is
 used only if its results are those of the function on these arguments.
 """
 

@@ -250,7 +250,7 @@ def _size(value: Any, symbols: Mapping[Any, str]) -> Size:
 
 # -- conditions on sizes of 0 and 1 ------------------------------------------------------------------------------------
 def _about_ones(condition: Any) -> bool:
-    """Return True for a condition that fails for sizes of 0 or 1 only, such as `size != 1`, `8*size != 8`, `size >= 2`."""
+    """Return True for a condition that fails for sizes of 0 or 1 only, such as `8*size != 8` and `size >= 2`."""
     for side, other in ((condition.lhs, condition.rhs), (condition.rhs, condition.lhs)):
         if other.is_Integer and not side.is_Integer:
             factor = side.as_coeff_Mul()[0]
