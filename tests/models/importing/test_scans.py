@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as tf
-from hub_models import MODELS
+from hub_models import MODELS, saved
 
 import graphwright as gw
 from axis_samples import agree
@@ -165,6 +165,21 @@ def test_masked_and_cut_units_give_equal_results(name):
                 agree(p, group.units([1]), {"input_ids": ids}, 1e-6 * logits)
                 done += 1
     assert done
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "recurrent_gemma"])
+def test_files_with_fewer_neurons_are_loaded_by_transformers(name, tmp_path, monkeypatch):
+    """In the class, where zeros take their place, and as code; both run the same texts and generate the same."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    saved(name, tmp_path / "saved")
+    model = gw.open(tmp_path / "saved", tokenizer=False)
+    groups = model.program.axes().values()
+    group = next(g for g in groups if "neurons" in g.kinds and not g.frozen and not g.mixed and g.size > 2)
+    group.units([1]).prune(why="one less")
+    for level in (3, 5):
+        receipt = model.export(tmp_path / str(level), level=level, timed=False)
+        assert (receipt.level, receipt.confirmed) == (level, True)
 
 
 def test_scans_are_scans_of_onnx(tmp_path):

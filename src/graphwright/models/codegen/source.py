@@ -189,10 +189,11 @@ def _helpers(writer: _ModuleWriter, code: str) -> list[str]:
     return [text for text in (*templates.HELPERS.values(), *templates.CLASSES.values()) if text in found]
 
 
-def generate(p: Program, ident: str, edits: Sequence[str]) -> CodeFiles:
+def generate(p: Program, ident: str, edits: Sequence[str], *, cached: bool = True) -> CodeFiles:
     """Return the configuration and modeling files of a language model. Raises: ExportLevelImpossible.
 
     `ident` is a string of hex digits that makes file names unique; `edits` describe the edits, for the docstring.
+    `cached` is False if tokens depend on earlier ones by other ops than attention: texts then run whole.
     """
     p = emittable(p)
     writer = _ModuleWriter(p)
@@ -216,9 +217,12 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> CodeFiles:
         **templates.masks(windows),
         **templates.parts_of_run(routed, sparse),
         "interface": "from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS\n" if windows else "",
-        "cached": ""
+        "cached": templates.no_cache("tokens mix by other operations than attention")
+        if not cached
+        else ""
         if windows or routed or sparse
-        else "        use_cache, past_key_values = False, None  # there is no attention\n",
+        else templates.no_cache("there is no attention"),
+        "whole": "" if cached else templates.WHOLE_TEXTS,
         "static": repr("int(" not in code and not any(f in "\n".join([*ordered, code]) for f in templates.RUNS)),
         "uncapped": repr(all(len(args) < 4 for args in attentions)),  # torch's attention has no softcap or sinks
         "no_split": repr(sorted(f.name for f in writer.made.values())),

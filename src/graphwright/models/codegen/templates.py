@@ -365,6 +365,19 @@ WINDOW = '''class Window:
 
 '''
 
+WHOLE_TEXTS = '''    def generate(self, *args, **kwargs):
+        """As every model of transformers, by running the whole text for each token."""
+        return super().generate(*args, **{**kwargs, "use_cache": False})
+
+'''
+"""Method of a class whose tokens depend on earlier ones by other operations than attention."""
+
+
+def no_cache(why: str) -> str:
+    """Return the statement of a forward pass that neither reads nor returns a cache."""
+    return f"        use_cache, past_key_values = False, None  # {why}\n"
+
+
 NO_EMBEDS = """        if input_ids is None:
             raise ValueError("this model needs input_ids; more than one op reads them")
 """
@@ -482,7 +495,7 @@ class EditedForCausalLM(PreTrainedModel, GenerationMixin):
         """What the head reads [B, T, D], or without a head the logits."""
 @features@
 
-    @can_return_tuple
+@whole@    @can_return_tuple
     def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,
                 labels=None, use_cache=None, logits_to_keep=0, output_attentions=None, output_hidden_states=None,
                 **kwargs):

@@ -21,6 +21,7 @@ from graphwright.models.export.template_match import (
     Deviation,
 )
 from graphwright.models.export.write import write_model
+from graphwright.models.generation.recomputed import is_cacheable
 from graphwright.models.tokenizer import known_special_ids
 from graphwright.ops import traits
 
@@ -80,7 +81,8 @@ class GeneratedCode(ExportLevel):
         edits = [f"{row['why']} ({row['author']}; {row['summary']})" for row in edit_rows(self.case.edited)]
         if not self._language_model:
             return generate_task(self.written.program, self._ident, edits, self._buffers)
-        return generate(self.written.program, self._ident, edits)
+        cached = self.written.arch.imported is None or is_cacheable(self.written.program)
+        return generate(self.written.program, self._ident, edits, cached=cached)
 
     @property
     def _language_model(self) -> bool:

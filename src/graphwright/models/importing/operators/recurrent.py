@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphwright.autograd import Tensor, create, scoped, top
+from graphwright.models.importing.operators.shapes import pad
 from graphwright.models.importing.operators.table import operator
 from graphwright.nn import functional
 from graphwright.nn.recurrent import CELLS, unrolled
@@ -82,7 +83,7 @@ def chunk_scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Te
     count = (steps + chunk - 1) // chunk
 
     def chunks(t: Tensor) -> Tensor:  # [B, H, chunks, steps of a chunk, ...]
-        whole = call("pad_slice", t, axis=1, start=0, size=count * chunk)
+        whole = pad(t, (*(0, 0) * (t.ndim - 2), 0, count * chunk - steps))
         return whole.reshape((batch, count, chunk, *t.shape[2:])).movedim(3, 1)
 
     x, decay, b, c = chunks(x), chunks(decay), chunks(b), chunks(c)
@@ -92,6 +93,7 @@ def chunk_scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Te
     added = (b * between[..., -1, :].unsqueeze(-1)).transpose(-1, -2) @ x  # to the state by a chunk
     kept = decay.sum(-1).exp().unsqueeze(-1).unsqueeze(-1).expand(added.shape)
     states = call("linear_scan", kept, added, axis=2)
-    earlier = call("pad_slice", call("slice", states, axis=2, start=0, size=count - 1), axis=2, start=1, size=count)
+    zero = call("full_like", call("slice", states, axis=2, start=0, size=1), value=0.0)
+    earlier = top.cat([zero, call("slice", states, axis=2, start=0, size=count - 1)], dim=2)
     out = within + c * decay.cumsum(-1).exp().unsqueeze(-1) @ earlier
     return call("slice", out.movedim(1, 3).reshape((batch, count * chunk, heads, width)), axis=1, start=0, size=steps)
