@@ -62,7 +62,8 @@ def test_outputs_match_transformers(name, imports, tmp_path):
     module = saved(name, tmp_path / name)
     model = gw.open(tmp_path / name, tokenizer=False)
     if name in SCANS:
-        assert not model.program.imported.fixed
+        report: Any = model.program.imported
+        assert not report.fixed
     for batch, length in ((2, 9), (1, 17), *(((1, 1), (3, 4)) if name in SCANS else ())):
         given = feeds(model.program, batch, length)
         theirs = {

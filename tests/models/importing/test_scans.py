@@ -170,7 +170,7 @@ def test_masked_and_cut_units_give_equal_results(name):
 @pytest.mark.deep
 @pytest.mark.parametrize("name", ["mamba", "mamba2", "recurrent_gemma"])
 def test_files_with_fewer_neurons_are_loaded_by_transformers(name, tmp_path, monkeypatch):
-    """In the class, where zeros take their place, and as code; both run the same texts and generate the same."""
+    """In the class, which stores zeros for the neuron, and as code; exports check texts and greedy tokens of both."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     saved(name, tmp_path / "saved")
     model = gw.open(tmp_path / "saved", tokenizer=False)
