@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from graphwright.autograd import Tensor, create, scoped, top
+from graphwright.autograd import Tensor, scoped, top
 from graphwright.models.importing.operators.shapes import pad
 from graphwright.models.importing.operators.table import operator
 from graphwright.nn import functional
@@ -87,8 +87,7 @@ def chunk_scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Te
         return whole.reshape((batch, count, chunk, *t.shape[2:])).movedim(3, 1)
 
     x, decay, b, c = chunks(x), chunks(decay), chunks(b), chunks(c)
-    lower = create.ones(chunk, chunk, dtype=x.dtype).tril(-1)
-    between = (decay.unsqueeze(-1) * lower).cumsum(-2).exp() * create.ones(chunk, chunk, dtype=x.dtype).tril()
+    between = decay.unsqueeze(-1).expand((*decay.shape, chunk)).tril(-1).cumsum(-2).exp().tril()
     within = (c @ b.transpose(-1, -2) * between) @ x
     added = (b * between[..., -1, :].unsqueeze(-1)).transpose(-1, -2) @ x  # to the state by a chunk
     kept = decay.sum(-1).exp().unsqueeze(-1).unsqueeze(-1).expand(added.shape)
