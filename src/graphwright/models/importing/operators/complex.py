@@ -129,6 +129,7 @@ ROWS: dict[str, Callable[..., Any]] = {
     "abs": lambda x: top.hypot(x.real, x.imag), "angle": lambda x: top.atan2(x.imag, x.real),
     "_conj": lambda x: Complex(x.real, -x.imag), "conj_physical": lambda x: Complex(x.real, -x.imag),
     "_to_copy": _cast, "reciprocal": lambda x: _div(1.0, x),
+    "_assert_tensor_metadata": lambda *_, **__: None,
     **dict.fromkeys(("resolve_conj", "resolve_neg", "_conj_copy"), lambda x: x),
 }  # fmt: skip
 """Operators with a rule of their own."""
