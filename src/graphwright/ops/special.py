@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from graphwright.array.dtype import bool_
 from graphwright.ops import rules
 from graphwright.ops.call import call
+from graphwright.ops.onnx import OnnxRow
 from graphwright.ops.registry import Saves, Traits, op
 
 
@@ -246,31 +248,39 @@ class _Bits(rules.Binary):
     """An op on the bits of integers or bools."""
 
     vjp, why = None, {"vjp": "the result is an integer"}
-    sample = lambda rng: ([rng.integers(-9, 9, (3, 1, 4)), rng.integers(-9, 9, (5, 4))], {})
 
     def infer(a, b):
         return rules.integral(rules.broadcast(a, b))
+
+    def sample(rng):
+        operands = [rng.integers(-9, 9, shape) for shape in ((3, 1, 4), (5, 4))]
+        return [a < 0 for a in operands] if rng.random() < 0.5 else operands, {}
+
+
+def _onnx_of_bits(kind: str) -> OnnxRow:
+    """Return an `onnx` function for an operator on bits, which has a node of another type for bools."""
+    return lambda u: u(kind if u.ins[0].dtype is bool_ else f"Bitwise{kind}", *u.names)
 
 
 @op("bitwise_and")
 class BitwiseAnd(_Bits):
     """Bitwise and of integers or bools, elementwise."""
 
-    emit, onnx, aten, method = "torch.bitwise_and({0}, {1})", "BitwiseAnd", "bitwise_and", "bitwise_and"
+    emit, onnx, aten, method = "torch.bitwise_and({0}, {1})", _onnx_of_bits("And"), "bitwise_and", "bitwise_and"
 
 
 @op("bitwise_or")
 class BitwiseOr(_Bits):
     """Bitwise or of integers or bools, elementwise."""
 
-    emit, onnx, aten, method = "torch.bitwise_or({0}, {1})", "BitwiseOr", "bitwise_or", "bitwise_or"
+    emit, onnx, aten, method = "torch.bitwise_or({0}, {1})", _onnx_of_bits("Or"), "bitwise_or", "bitwise_or"
 
 
 @op("bitwise_xor")
 class BitwiseXor(_Bits):
     """Bitwise exclusive or of integers or bools, elementwise."""
 
-    emit, onnx, aten, method = "torch.bitwise_xor({0}, {1})", "BitwiseXor", "bitwise_xor", "bitwise_xor"
+    emit, onnx, aten, method = "torch.bitwise_xor({0}, {1})", _onnx_of_bits("Xor"), "bitwise_xor", "bitwise_xor"
 
 
 class _Shift(_Bits):
