@@ -5,7 +5,6 @@ from __future__ import annotations
 LANGUAGE_MODEL = "causal-lm"
 """Task of a model that predicts the next token."""
 _TASKS = {
-    "XLNetLMHeadModel": "masked-lm", "XLMWithLMHeadModel": "masked-lm",  # their tokens read later ones
     "ForCausalLM": LANGUAGE_MODEL, "LMHeadModel": LANGUAGE_MODEL,
     "ForMaskedLM": "masked-lm", "ForPreTraining": "pretraining",
     "ForConditionalGeneration": "sequence-to-sequence", "ForSequenceClassification": "sequence-classification",
@@ -13,6 +12,7 @@ _TASKS = {
     "ForImageClassification": "image-classification", "ForMultipleChoice": "multiple-choice",
     "ForAudioClassification": "audio-classification", "ForCTC": "speech-recognition",
     "ForSemanticSegmentation": "semantic-segmentation", "ForDepthEstimation": "depth-estimation",
+    "ForPrediction": "time-series-prediction",
 }  # fmt: skip
 """End of a class name -> task."""
 

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphwright.array import DType
-from graphwright.autograd import TraceError
-from graphwright.errors import GraphwrightError, MissingExtra, ShapeError
+from graphwright.errors import GraphwrightError, MissingExtra
 from graphwright.models.architectures.architecture import Architecture, Config, Join, Stack
-from graphwright.models.architectures.tasks import LANGUAGE_MODEL, task_of
-from graphwright.models.errors import CaptureError, UnsupportedArchitecture
+from graphwright.models.architectures.tasks import LANGUAGE_MODEL
+from graphwright.models.errors import CaptureError, UnsupportedArchitecture, UnsupportedOperator
+from graphwright.models.importing.recover.later import reads_later
 from graphwright.models.importing.report import Imported
 from graphwright.models.importing.skeleton import Skeleton, load_skeleton, save_skeleton, skeleton_of
+from graphwright.models.importing.tasks import hub_task
 from graphwright.program.weights import is_abstract
 
 if TYPE_CHECKING:
@@ -148,10 +149,13 @@ def _captured(made: Any, config: Config, compute: str, files: Collection[str]) -
     import torch
 
     name = made.__name__
-    hub_config = _hub_config(config)
+    hub_config, task = _hub_config(config), hub_task(name)
     module, values = meta_module(made, hub_config, getattr(torch, compute))
     with _one_text_a_row(), _numbers_kept():
-        p = _program(module, hub_config, task_of(name), values)
+        p = _program(module, hub_config, task, values)
+        if task == LANGUAGE_MODEL and reads_later(p):  # it cannot have learnt to predict them
+            task = "masked-lm"
+            p = _program(module, hub_config, task, values)
     p.name = config.path.parent.name
     state, report = module.state_dict(), p.imported
     assert report is not None
@@ -177,22 +181,28 @@ def _captured(made: Any, config: Config, compute: str, files: Collection[str]) -
     read = {keys.setdefault(key, key) for key in made_of.stored}
     read |= {key for key, parts in form.stacks.items() if read.intersection(parts)}
     read |= {part for key, (_, parts) in form.joined.items() if key in read for part in parts}
-    facts = {"class": name, "model_type": config["model_type"], "task": task_of(name), "dims": dims,
+    facts = {"class": name, "model_type": config["model_type"], "task": task, "dims": dims,
              "buffers": [key for key in made_of.stored if key not in trained], "keys": keys,
              "joins": {key: list(names) for key, (names, _) in form.joined.items()}, "stacks": form.stacks,
              "unread": sorted(key for key in files if key not in read), "imported": report.to_json()}  # fmt: skip
     return replace(made_of, facts=facts)
 
 
-_FIXED = (frozenset(), frozenset("HWTSLN"), frozenset("HWTSLNB"))
-"""Names of sizes that become numbers: those of the first try, and of others where the class's code has no graph."""
+_FIXED = (frozenset(), frozenset("N"), frozenset("HWTSLN"), frozenset("HWTSLNCB"))
+"""Names of sizes that become numbers: those of the first try, and of others where the class's code has no graph.
+
+`N` becomes `B` instead: a class that joins texts and images needs as many of them.
+"""
 
 
 def _program(module: Any, hub_config: Any, task: str, values: Mapping[str, Any]) -> Program:
-    """Capture a module on the meta device, with as many named sizes as its code allows. Raises: as the first try."""
+    """Capture a module on the meta device, with as many named sizes as its code allows.
+
+    Raises: CaptureError with the reason of the first try; UnsupportedOperator.
+    """
     from graphwright.models.importing.torch_modules import program_of
 
-    rename, errors, tried = _NAMES if task == LANGUAGE_MODEL else {}, list[GraphwrightError](), list[Any]()
+    rename, errors, tried = _NAMES if task == LANGUAGE_MODEL else {}, list[Exception](), list[Any]()
     for fixed in _FIXED:
         inputs, sizes, numbers = example_inputs(module, hub_config, task, fixed)
         if sizes in tried:
@@ -200,14 +210,31 @@ def _program(module: Any, hub_config: Any, task: str, values: Mapping[str, Any])
         tried.append(sizes)
         try:
             p = program_of(module, (), inputs, sizes=sizes, values=values, rename=rename)
-        except (CaptureError, ShapeError, TraceError) as error:
-            errors.append(error)
+        except UnsupportedOperator as error:
+            error.where = type(module).__name__
+            error.fix = f"{error.fix}; or, if these operators are not needed for other inputs, {_OWN_INPUTS}"
+            raise
+        except Exception as error:  # code of any class, for inputs that it may not be meant for
+            errors = [error] if fixed == {"N"} else [*errors, error]
             continue
         assert p.imported is not None
-        why = {n: f"{size}: {errors[0].what}" for n, size in numbers.items()}
+        why = {n: f"{size}: {_reason(errors[0])}" for n, size in numbers.items()}
         p.imported = replace(p.imported, fixed={**p.imported.fixed, **why})
         return p
-    raise errors[0]
+    raise CaptureError("the class has no graph for these inputs", where=type(module).__name__,
+                       expected=", ".join(f"{name}{list(t.shape)}" for name, t in inputs.items()),
+                       got=_reason(errors[0]), fix=_OWN_INPUTS) from errors[0]  # fmt: skip
+
+
+_OWN_INPUTS = "load it with transformers and capture it with your own inputs: gw.from_torch(module, (), {name: tensor})"
+
+
+def _reason(error: Exception) -> str:
+    """Return an error in one line: of those of torch, its own reason and the line of the class's code."""
+    if not isinstance(error, GraphwrightError):
+        return f"{type(error).__name__}: {error}".strip().partition("\n")[0][:300]
+    where = f" ({error.where})" if error.where else ""
+    return f"{error.got if isinstance(error, CaptureError) else error.what}{where}"
 
 
 @contextmanager
@@ -453,20 +480,54 @@ def _cast_inputs(dtype: Any) -> Any:
 def example_inputs(
     module: Any, hub_config: Any, task: str, fixed: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]], dict[str, int]]:
-    """Return example inputs of a module, on the meta device, their shapes with named sizes, and those of `fixed`."""
+    """Return example inputs of a module, on the meta device, their shapes with named sizes, and those of `fixed`.
+
+    `N`, the number of texts beside `B` images, is another name for `B` if it is fixed. Raises: CaptureError for a class
+    whose inputs have no known shapes.
+    """
     import inspect
 
     import torch
 
     accepted = inspect.signature(module.forward).parameters
     main = getattr(module, "main_input_name", "input_ids")
+    shapes = _input_shapes(module, hub_config, task, main if isinstance(main, str) else main[0], accepted)
+    needed = [n for n, p in accepted.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    if unknown := [name for name in needed if name not in shapes]:
+        raise CaptureError("no shape is known for inputs that the class needs", where=type(module).__name__,
+                           expected=f"only inputs such as {', '.join(_KINDS)}", got=", ".join(unknown),
+                           fix=_OWN_INPUTS)  # fmt: skip
+    numbers = {"B": 3, "T": 13, "S": 7, "N": 5, "C": 2, "L": 16_007, "H": 64, "W": 96}
+    whole = {name: 224 if name in "HW" else n for name, n in numbers.items() if name in fixed}
+    inputs, named, used = {}, dict[str, tuple[Any, ...]](), dict[str, int]()
+    for name, shape in shapes.items():
+        if "N" in fixed:
+            shape = tuple("B" if n == "N" else n for n in shape)
+        sizes = [{**numbers, **whole}[n] if isinstance(n, str) else int(n) for n in shape]
+        inputs[name] = torch.empty(sizes, dtype=getattr(torch, _KINDS[name]), device="meta")
+        named[name] = tuple(whole.get(n, n) if isinstance(n, str) else n for n in shape)
+        used |= {n: whole[n] for n in shape if n in whole}
+    return inputs, {name: shape for name, shape in named.items() if any(isinstance(n, str) for n in shape)}, used
+
+
+_KINDS = {"input_ids": "int64", "attention_mask": "int64", "position_ids": "int64", "decoder_input_ids": "int64",
+          "pixel_values": "float32", "input_features": "float32", "input_values": "float32", "past_values": "float32",
+          "past_time_features": "float32", "past_observed_mask": "float32"}  # fmt: skip
+"""Inputs that have known shapes -> dtype of their examples."""
+
+
+def _input_shapes(
+    module: Any, hub_config: Any, task: str, main: str, accepted: Collection[str]
+) -> dict[str, tuple[Any, ...]]:
+    """Return the shapes of a module's inputs, with named sizes."""
     wide = getattr(hub_config, "vision_config", hub_config)
     shapes: dict[str, tuple[Any, ...]] = {}
     if main == "pixel_values" or ("pixel_values" in accepted and _reads_images_apart(module, hub_config)):
         size = getattr(wide, "image_size", ("H", "W"))
         height, width = (size, size) if isinstance(size, int) else tuple(size)
-        shapes["pixel_values"] = ("B", getattr(wide, "num_channels", 3), height, width)
-        if "input_ids" in accepted and hasattr(hub_config, "text_config"):
+        frames = (wide.num_frames,) if hasattr(wide, "num_frames") else ()
+        shapes["pixel_values"] = ("B", *frames, getattr(wide, "num_channels", 3), height, width)
+        if "input_ids" in accepted and (main == "input_ids" or hasattr(hub_config, "text_config")):
             shapes["input_ids"] = ("N", "T")
             if "attention_mask" in accepted:
                 shapes["attention_mask"] = ("N", "T")
@@ -475,26 +536,26 @@ def example_inputs(
     elif main == "input_values" and hasattr(hub_config, "num_mel_bins") and hasattr(hub_config, "max_length"):
         shapes["input_values"] = ("B", hub_config.max_length, hub_config.num_mel_bins)
     elif main == "input_values":
-        shapes["input_values"] = ("B", "L")
+        channels = (hub_config.audio_channels,) if hasattr(hub_config, "audio_channels") else ()
+        shapes["input_values"] = ("B", *channels, "L")
+    elif main == "past_values":
+        length = hub_config.context_length + max(getattr(hub_config, "lags_sequence", None) or [0])
+        channels = getattr(hub_config, "num_input_channels", getattr(hub_config, "input_size", 1))
+        several = hasattr(hub_config, "num_input_channels") or channels > 1
+        shapes["past_values"] = values = ("B", length, channels) if several else ("B", length)
+        if "past_time_features" in accepted:
+            shapes["past_time_features"] = ("B", length, hub_config.num_time_features)
+            shapes["past_observed_mask"] = values
     else:
-        shapes["input_ids"] = ("B", "T")
+        choices = ("C",) if task == "multiple-choice" else ()
+        shapes["input_ids"] = ("B", *choices, "T")
         if task == LANGUAGE_MODEL and "position_ids" in accepted:
             shapes["position_ids"] = ("B", "T")
         elif task != LANGUAGE_MODEL and "attention_mask" in accepted:
-            shapes["attention_mask"] = ("B", "T")
+            shapes["attention_mask"] = ("B", *choices, "T")
     if getattr(hub_config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted:
         shapes["decoder_input_ids"] = ("B", "S")
-    numbers = {"B": 3, "T": 13, "S": 7, "N": 5, "L": 16_007, "H": 64, "W": 96}
-    whole = {name: 224 if name in "HW" else n for name, n in numbers.items() if name in fixed}
-    floats = ("pixel_values", "input_features", "input_values")
-    inputs, named, used = {}, dict[str, tuple[Any, ...]](), dict[str, int]()
-    for name, shape in shapes.items():
-        kind = torch.float32 if name in floats else torch.int64
-        sizes = [{**numbers, **whole}[n] if isinstance(n, str) else int(n) for n in shape]
-        inputs[name] = torch.empty(sizes, dtype=kind, device="meta")
-        named[name] = tuple(whole.get(n, n) if isinstance(n, str) else n for n in shape)
-        used |= {n: whole[n] for n in shape if n in whole}
-    return inputs, {name: shape for name, shape in named.items() if any(isinstance(n, str) for n in shape)}, used
+    return shapes
 
 
 def _reads_images_apart(module: Any, hub_config: Any) -> bool:

@@ -16,14 +16,14 @@ from graphwright.array import dtype as named
 from graphwright.array.sizes import Size
 from graphwright.autograd import Parameter, Tensor, Variable, no_grad
 from graphwright.autograd.named_sizes import TracedSize, traced
-from graphwright.autograd.recorder import scope
+from graphwright.autograd.recorder import active_recorder, scope
 from graphwright.errors import ShapeError
 from graphwright.models.errors import CaptureError, UnsupportedOperator
 from graphwright.models.importing.capture import GRAD_MODE, Captured
 from graphwright.models.importing.operators import find, operator_name
 from graphwright.models.importing.operators.complex import KINDS, Complex, find_complex
 from graphwright.models.importing.sizes import EqualSizes, Limit
-from graphwright.program.weights import abstract_array
+from graphwright.program.weights import abstract_array, is_abstract
 
 _PYTHON = {python.add, python.sub, python.mul, python.floordiv, python.truediv, python.mod, python.neg, python.pow,
            python.getitem, python.eq, python.ne, python.lt, python.le, python.gt, python.ge, python.and_, python.or_,
@@ -104,19 +104,25 @@ class Lowered:
         return found
 
     def _array(self, tensor: torch.Tensor) -> NDArray:
-        if tensor.device.type == "meta":
+        if tensor.device.type == "meta" and tensor.numel():
             return abstract_array(tuple(tensor.shape), named(str(tensor.dtype).removeprefix("torch.")))
+        if tensor.device.type == "meta":
+            tensor = torch.empty_like(tensor, device="cpu")
         return from_dlpack(tensor.detach(), copy=not self.share)
 
     # -- the function that is traced -----------------------------------------------------------------------------------
     def __call__(self, *inputs: Tensor) -> dict[str, Tensor]:
         """Run the graph; returns the outputs by name."""
-        given = iter(self._limited(inputs))
+        given, recorder = iter(self._limited(inputs)), active_recorder.get()
+        read = {node.name for node in self.graph_module.graph.find_nodes(op="placeholder") if node.users}
         values: list[Any] = []
         spec: Any
         for spec in self.captured.exported.graph_signature.input_specs:
             if spec.kind != InputKind.USER_INPUT:
-                values.append(self.variables[spec.arg.name])
+                value = self.variables[spec.arg.name]
+                if spec.arg.name in read and not isinstance(value, Variable) and is_abstract(value.data):
+                    value = Tensor(recorder.resolve(value))  # no op on it can run now
+                values.append(value)
             elif isinstance(spec.arg, ConstantArgument):
                 values.append(spec.arg.value)
             else:
