@@ -254,6 +254,32 @@ class Unwritten(tf.PreTrainedModel):
         self.post_init()
 
 
+class Scaled(tf.PreTrainedModel):
+    """A model with a buffer in bfloat16, as RecurrentGemma's factor of the embedding, and one in float32."""
+
+    config_class = tf.ElectraConfig
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.linear = torch.nn.Linear(2, 2)
+        self.register_buffer("factor", torch.tensor(0.0, dtype=torch.bfloat16), persistent=False)
+        self.register_buffer("frequency", torch.tensor(0.0, dtype=torch.float32), persistent=False)
+        self.post_init()
+
+    def _init_weights(self, module: Any) -> None:
+        if module is self:
+            self.factor.fill_(32**0.5)
+            self.frequency.fill_(32**0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_buffers_have_the_dtype_that_the_class_gives_them(dtype):
+    module, values = hub.meta_module(Scaled, tf.ElectraConfig(), dtype)
+    assert module.linear.weight.dtype is dtype and torch.get_default_dtype() is torch.float32
+    assert torch.equal(values["factor"], torch.tensor(32**0.5, dtype=torch.bfloat16))
+    assert torch.equal(values["frequency"], torch.tensor(32**0.5))
+
+
 def test_buffer_without_a_value_is_not_taken_for_zeros():
     assert hub.meta_module(Unwritten, tf.ElectraConfig(), torch.float32)[1] == {}
 

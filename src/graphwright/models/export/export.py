@@ -33,8 +33,8 @@ from graphwright.models.export.receipt import (
     weight_counts,
     write_card,
 )
-from graphwright.models.export.snippet import EAGER, UNALIGNED, loading_options, snippet
 from graphwright.models.export.rounding import rounding_tolerance
+from graphwright.models.export.snippet import EAGER, UNALIGNED, loading_options, snippet
 from graphwright.models.export.verify import (
     LoaderOutput,
     compare,

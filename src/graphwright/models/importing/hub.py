@@ -410,8 +410,13 @@ def meta_module(made: Any, hub_config: Any, dtype: Any) -> tuple[Any, dict[str, 
 
     def make(attention: str) -> Any:
         hub_config._attn_implementation = attention
-        with torch.device("meta"):
-            return made(hub_config).eval()
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)  # as in `from_pretrained`: buffers that the class makes in a dtype keep it
+        try:
+            with torch.device("meta"):
+                return made(hub_config).eval()
+        finally:
+            torch.set_default_dtype(before)
 
     hub_config.use_cache = False
     try:
@@ -420,17 +425,17 @@ def meta_module(made: Any, hub_config: Any, dtype: Any) -> tuple[Any, dict[str, 
         module = make("eager")
     module.to("meta")  # legacy constructors such as torch.FloatTensor ignore the device above
     module.tie_weights()
-    own_kinds = {id(part): {n: b.dtype for n, b in part._buffers.items() if b is not None} for part in module.modules()}
-    module.to(dtype)
+    for parameter in module.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
     if dtype is not torch.float32:  # its inputs stay float32
         module.register_forward_pre_hook(_cast_inputs(dtype), with_kwargs=True)
     values: dict[str, Any] = {}
     for path, part in module.named_modules():
         names = [n for n, b in part._buffers.items() if b is not None and n in part._non_persistent_buffers_set]
         for name in names:
-            like, kind = part._buffers[name], own_kinds[id(part)][name]
-            kind = like.dtype if kind is torch.float32 else kind  # another one is meant
-            part._buffers[name] = torch.full(like.shape, _unwritten(like), dtype=kind, device="cpu")
+            like = part._buffers[name]
+            part._buffers[name] = torch.full(like.shape, _unwritten(like), dtype=like.dtype, device="cpu")
         if names:
             with torch.no_grad():
                 _initialise(module, path, part, names)
