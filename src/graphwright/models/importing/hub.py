@@ -203,6 +203,7 @@ def _program(module: Any, hub_config: Any, task: str, values: Mapping[str, Any])
     from graphwright.models.importing.torch_modules import program_of
 
     rename, errors, tried = _NAMES if task == LANGUAGE_MODEL else {}, list[Exception](), list[Any]()
+    inputs: dict[str, Any] = {}
     for fixed in _FIXED:
         inputs, sizes, numbers = example_inputs(module, hub_config, task, fixed)
         if sizes in tried:
@@ -217,7 +218,7 @@ def _program(module: Any, hub_config: Any, task: str, values: Mapping[str, Any])
         except Exception as error:  # code of any class, for inputs that it may not be meant for
             errors = [error] if fixed == {"N"} else [*errors, error]
             continue
-        assert p.imported is not None
+        assert isinstance(p.imported, Imported)
         why = {n: f"{size}: {_reason(errors[0])}" for n, size in numbers.items()}
         p.imported = replace(p.imported, fixed={**p.imported.fixed, **why})
         return p

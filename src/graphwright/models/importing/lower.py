@@ -114,6 +114,7 @@ class Lowered:
     def __call__(self, *inputs: Tensor) -> dict[str, Tensor]:
         """Run the graph; returns the outputs by name."""
         given, recorder = iter(self._limited(inputs)), active_recorder.get()
+        assert recorder is not None
         read = {node.name for node in self.graph_module.graph.find_nodes(op="placeholder") if node.users}
         values: list[Any] = []
         spec: Any
