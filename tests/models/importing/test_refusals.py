@@ -51,6 +51,19 @@ def test_modules_without_a_graph_are_refused_with_their_line(kind, capfd):
     assert capfd.readouterr() == ("", "")  # torch prints the graph that it gave up
 
 
+class OnSizes(nn.Module):
+    def forward(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        first, second = x.split(counts.tolist())
+        return torch.cat([first * 2, second])
+
+
+def test_values_that_are_sizes_are_refused_with_their_line():
+    first = inspect.getsourcelines(OnSizes.forward)[1]
+    with pytest.raises(CaptureError, match="sizes of a split") as caught:
+        gw.from_torch(OnSizes(), (torch.ones(3, 4), torch.tensor([1, 2])))
+    assert str(caught.value.where).endswith(f"test_refusals.py:{first + 1}")
+
+
 def test_a_text_as_an_argument_is_an_error():
     with pytest.raises((CaptureError, UsageError)):
         gw.from_torch(nn.Linear(3, 2), ("text",))

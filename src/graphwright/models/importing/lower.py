@@ -231,7 +231,10 @@ class Lowered:
 
     # -- operators -----------------------------------------------------------------------------------------------------
     def _check(self, module: torch.fx.GraphModule) -> None:
-        """Find the function of each operator. Raises: UnsupportedOperator naming all that have none."""
+        """Find the function of each operator.
+
+        Raises: UnsupportedOperator naming all that have none; CaptureError for values of tensors as numbers.
+        """
         unknown: dict[str, list[str]] = {}
         for node in _calls(module):
             if node.target in _PYTHON or node.target in _CHOICES or node.target is GRAD_MODE:
@@ -248,6 +251,10 @@ class Lowered:
                 unknown.setdefault(label, []).append(f"{where}, {_line(node)}")
             else:
                 self.functions[node.target, on_pairs] = function
+        if values := unknown.get("_local_scalar_dense.default"):
+            raise CaptureError("the module has no graph: its code depends on values", where=values[0],
+                               got=f"{len(values)} values of tensors are used as numbers, such as sizes of a split",
+                               fix="wrap the module in one that computes that part by tensor operations")  # fmt: skip
         if unknown:
             lines = [f"{name} ({len(lines)}x): {lines[0]}" for name, lines in sorted(unknown.items())]
             raise UnsupportedOperator("operators of the module have no row in the table of operators",
