@@ -275,7 +275,7 @@ class Scaled(tf.PreTrainedModel):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_buffers_have_the_dtype_that_the_class_gives_them(dtype):
     module, values = hub.meta_module(Scaled, tf.ElectraConfig(), dtype)
-    assert module.linear.weight.dtype is dtype and torch.get_default_dtype() is torch.float32
+    assert (module.linear.weight.dtype, torch.get_default_dtype()) == (dtype, torch.float32)
     assert torch.equal(values["factor"], torch.tensor(32**0.5, dtype=torch.bfloat16))
     assert torch.equal(values["frequency"], torch.tensor(32**0.5))
 
