@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphwright.array import DType
 from graphwright.errors import GraphwrightError, MissingExtra
+from graphwright.models.architectures import tasks
 from graphwright.models.architectures.architecture import Architecture, Config, Join, Stack
 from graphwright.models.architectures.tasks import LANGUAGE_MODEL
 from graphwright.models.errors import CaptureError, UnsupportedArchitecture, UnsupportedOperator
@@ -128,7 +129,7 @@ def cache_folder() -> Path:
 def _sources() -> str:
     """Return a digest of the code that decides what a capture gives."""
     found = sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
+    for path in (Path(tasks.__file__), *sorted(Path(__file__).parent.rglob("*.py"))):
         found.update(path.read_bytes())
     return found.hexdigest()
 

@@ -121,9 +121,7 @@ class Lowered:
         for spec in self.captured.exported.graph_signature.input_specs:
             if spec.kind != InputKind.USER_INPUT:
                 value = self.variables[spec.arg.name]
-                if spec.arg.name in read and not isinstance(value, Variable) and is_abstract(value.data):
-                    value = Tensor(recorder.resolve(value))  # no op on it can run now
-                values.append(value)
+                values.append(_recorded(value, recorder) if spec.arg.name in read else value)
             elif isinstance(spec.arg, ConstantArgument):
                 values.append(spec.arg.value)
             else:
@@ -278,6 +276,15 @@ class Lowered:
             raise CaptureError("inputs, parameters and outputs cannot be complex", got=", ".join(found),
                                expected="complex numbers inside the module only",
                                fix="pass torch.view_as_real(x), and use torch.view_as_complex inside")  # fmt: skip
+
+
+def _recorded(value: Any, recorder: Any) -> Any:
+    """Return a buffer without values as a node, as no op on it can run now; other values as they are."""
+    if isinstance(value, Complex):
+        return Complex(_recorded(value.real, recorder), _recorded(value.imag, recorder))
+    if isinstance(value, Variable) or not is_abstract(value.data):
+        return value
+    return Tensor(recorder.resolve(value))
 
 
 def sym_size(x: Tensor, axis: int) -> Any:
