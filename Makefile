@@ -54,7 +54,7 @@ bench:  ## figures beside peers; NAME=edits for one
 conformance:  ## what from_torch opens, beside torch: docs/conformance.md; NAME=resnet18 for one; takes hours
 	@# apart: beside torch without CUDA, transformers cannot import an installed torchvision by itself
 	@VENV=$(VENV)/conformance scripts/environment.sh all,dev,conformance
-	$(VENV)/conformance/bin/python scripts/conformance.py $(if $(NAME),--only $(NAME))
+	OMP_NUM_THREADS=1 $(VENV)/conformance/bin/python scripts/conformance.py --processes $$(nproc) $(if $(NAME),--only $(NAME))
 
 lock:  ## rewrite constraints.txt from this environment
 	@scripts/lock.sh

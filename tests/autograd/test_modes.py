@@ -230,7 +230,7 @@ F32 = {
     *("exp", "expm1", "log", "log1p", "pow", "rsqrt", "reciprocal"),
     *("log2", "log10", "exp2", "lgamma", "digamma"),
     *("sum", "mean", "prod", "cumsum", "logsumexp", "softmax", "log_softmax"),
-    *("cross_entropy", "bce", "bce_with_logits", "rope", "solve"),
+    *("cross_entropy", "bce", "bce_with_logits", "rope", "solve", "linear_scan"),
 }
 KEEP = {"rms_norm", "tanh", "silu", "relu", "gelu", "amax", "reshape", "permute", "copy"}
 """What each op computes in under autocast, as the list in the spec has it: matrix products low, statistics f32."""
