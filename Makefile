@@ -51,10 +51,12 @@ bench:  ## figures beside peers; NAME=edits for one
 	@scripts/environment.sh hf,bench
 	$(BIN)/python -m benchmarks $(NAME)
 
-conformance:  ## what from_torch opens, beside torch: docs/conformance.md; NAME=resnet18 for one; takes hours
+conformance:  ## what from_torch opens, beside torch: docs/conformance.md; NAME=resnet18 for one; takes an hour on 2 cores
 	@# apart: beside torch without CUDA, transformers cannot import an installed torchvision by itself
 	@VENV=$(VENV)/conformance scripts/environment.sh all,dev,conformance
-	OMP_NUM_THREADS=1 $(VENV)/conformance/bin/python scripts/conformance.py --processes $$(nproc) $(if $(NAME),--only $(NAME))
+	@# outcomes are kept by commit, so that a run that was stopped goes on
+	OMP_NUM_THREADS=1 $(VENV)/conformance/bin/python scripts/conformance.py --processes $$(nproc) \
+	  $(if $(NAME),--only $(NAME),--json $(VENV)/conformance/$$(git rev-parse --short HEAD).json)
 
 lock:  ## rewrite constraints.txt from this environment
 	@scripts/lock.sh
