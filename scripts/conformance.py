@@ -332,7 +332,7 @@ def page(outcomes: Sequence[Outcome], ops: Mapping[str, Any], onnx: str) -> str:
     lines = [
         "# Conformance", "",
         "What `gw.from_torch` opens, compared with torch. `make conformance` writes this page: it installs torchvision",
-        "and timm, opens each model with random weights, and takes hours on two cores.", "",
+        "and timm, opens each model with random weights, and takes an hour on two cores.", "",
         "- *captured*: `torch.export` has a graph of the module.",
         "- *lowered*: every operator of the graph has a row in the table of operators.",
         f"- *equal*: outputs are within {TOLERANCE:g} of torch's, relative to the largest entry, also for other sizes.",

@@ -225,7 +225,7 @@ _VISION: dict[str, tuple[str, dict[str, Any], str]] = {
 }  # fmt: skip
 _SOUND: dict[str, tuple[str, dict[str, Any], str]] = {
     "WhisperForConditionalGeneration": ("WhisperConfig", {
-        **TWO_SIDES, "max_source_positions": 50, "max_target_positions": 20, "num_mel_bins": 8,
+        **TWO_SIDES, "max_source_positions": 50, "max_target_positions": 64, "num_mel_bins": 8,
         "suppress_tokens": None, "begin_suppress_tokens": None}, "mel"),
     "Wav2Vec2ForCTC": ("Wav2Vec2Config", AUDIO, "sound"),
     "HubertForCTC": ("HubertConfig", AUDIO, "sound"),
