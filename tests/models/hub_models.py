@@ -32,6 +32,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "whisper": ("WhisperConfig", "WhisperForConditionalGeneration", SPEECH),
     "bart": ("BartConfig", "BartForConditionalGeneration",
              SPEECH | {"max_position_embeddings": 64, "forced_eos_token_id": None}),
+    "marian": ("MarianConfig", "MarianMTModel",
+               SPEECH | {"max_position_embeddings": 64, "forced_eos_token_id": None}),
     "xlnet": ("XLNetConfig", "XLNetLMHeadModel",
               {"d_model": 32, "n_layer": 1, "n_head": 4, "d_inner": 64, "vocab_size": 99, "use_mems_eval": False}),
     "mamba2": ("Mamba2Config", "Mamba2ForCausalLM",

@@ -22,6 +22,7 @@ from graphwright.models.importing.tasks import hub_task
     ("name", "task"),
     [("FlaubertWithLMHeadModel", "masked-lm"), ("BartForConditionalGeneration", "sequence-to-sequence"),
      ("ReformerModelWithLMHead", "causal-lm"), ("GPT2LMHeadModel", "causal-lm"), ("BertModel", "features"),
+     ("MarianMTModel", "sequence-to-sequence"),
      ("DetrForObjectDetection", "object-detection"), ("PatchTSTForPrediction", "time-series-prediction"),
      ("ClassOfNobody", "features"), ("ClassOfNobodyForMaskedLM", "masked-lm")],
 )  # fmt: skip

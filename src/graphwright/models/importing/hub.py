@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -151,7 +152,7 @@ def _captured(made: Any, config: Config, compute: str, files: Collection[str]) -
 
     name = made.__name__
     hub_config, task = _hub_config(config), hub_task(name)
-    module, values = meta_module(made, hub_config, getattr(torch, compute))
+    module, values = meta_module(made, hub_config, getattr(torch, compute), files)
     with _one_text_a_row(), _numbers_kept():
         p = _program(module, hub_config, task, values)
         if task == LANGUAGE_MODEL and reads_later(p):  # it cannot have learnt to predict them
@@ -406,8 +407,11 @@ def tied_keys(module: Any) -> dict[str, list[str]]:
     return {key: keys for keys in found.values() if len(keys) > 1 for key in keys}
 
 
-def meta_module(made: Any, hub_config: Any, dtype: Any) -> tuple[Any, dict[str, Any]]:
-    """Make a module of a class on the meta device; return it and the values of buffers that no checkpoint has."""
+def meta_module(made: Any, hub_config: Any, dtype: Any, files: Collection[str] = ()) -> tuple[Any, dict[str, Any]]:
+    """Make a module of a class on the meta device; return it and the values of buffers that no checkpoint has.
+
+    Frozen parameters that these files need not have, and do not have, become such buffers.
+    """
     import torch
 
     def make(attention: str) -> Any:
@@ -432,8 +436,16 @@ def meta_module(made: Any, hub_config: Any, dtype: Any) -> tuple[Any, dict[str, 
             parameter.data = parameter.data.to(dtype)
     if dtype is not torch.float32:  # its inputs stay float32
         module.register_forward_pre_hook(_cast_inputs(dtype), with_kwargs=True)
+    missing = getattr(module, "_keys_to_ignore_on_load_missing", None) or () if files else ()
+    optional = [re.compile(pattern) for pattern in missing]
     values: dict[str, Any] = {}
     for path, part in module.named_modules():
+        for name, parameter in list(part._parameters.items()):
+            key = f"{path}.{name}" if path else name
+            frozen = parameter is not None and not parameter.requires_grad and key not in files
+            if frozen and any(pattern.search(key) for pattern in optional):
+                del part._parameters[name]
+                part.register_buffer(name, parameter.data, persistent=False)
         names = [n for n, b in part._buffers.items() if b is not None and n in part._non_persistent_buffers_set]
         for name in names:
             like = part._buffers[name]

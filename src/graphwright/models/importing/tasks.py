@@ -17,6 +17,8 @@ def hub_task(name: str) -> str:
         return LANGUAGE_MODEL
     if _listed(name, "MASKED_LM"):
         return "masked-lm"
+    if _listed(name, "SEQ_TO_SEQ_CAUSAL_LM"):
+        return "sequence-to-sequence"
     return next((kind.lower().replace("_", "-") for kind in _OTHERS if _listed(name, kind)), task)
 
 
