@@ -442,8 +442,9 @@ def meta_module(made: Any, hub_config: Any, dtype: Any, files: Collection[str] =
     for path, part in module.named_modules():
         for name, parameter in list(part._parameters.items()):
             key = f"{path}.{name}" if path else name
-            frozen = parameter is not None and not parameter.requires_grad and key not in files
-            if frozen and any(pattern.search(key) for pattern in optional):
+            if parameter is None or parameter.requires_grad or key in files:
+                continue
+            if any(pattern.search(key) for pattern in optional):
                 del part._parameters[name]
                 part.register_buffer(name, parameter.data, persistent=False)
         names = [n for n, b in part._buffers.items() if b is not None and n in part._non_persistent_buffers_set]
