@@ -84,16 +84,16 @@ def embedding_bag(
         per_sample_weights = None if per_sample_weights is None else per_sample_weights.narrow(0, 0, int(cuts[-1]))
     bags = as_tensor(np.repeat(np.arange(count), sizes))
     rows = embedding(flat, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
-    kept = (flat != (-1 if padding_idx is None else padding_idx % weight.shape[0])).to(rows.dtype)
+    kept = flat != (-1 if padding_idx is None else padding_idx % weight.shape[0])
     none = as_tensor(np.zeros((count, weight.shape[1]))).to(rows.dtype)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.reshape(-1, 1)
     if mode == "max":
-        rows = where((kept == 0).unsqueeze(1), float("-inf"), rows)
+        rows = where(kept.unsqueeze(1), rows, float("-inf"))
         best = none.index_reduce(0, bags, rows, "amax", include_self=False)
         return where(best == float("-inf"), 0.0, best)
-    total = none.index_add(0, bags, rows * kept.unsqueeze(1))
+    total = none.index_add(0, bags, where(kept.unsqueeze(1), rows, 0.0))
     if mode == "sum":
         return total
-    counts = none.narrow(1, 0, 1).reshape(-1).index_add(0, bags, kept)
+    counts = none.narrow(1, 0, 1).reshape(-1).index_add(0, bags, kept.to(rows.dtype))
     return total / counts.clamp(min=1.0).unsqueeze(1)

@@ -264,16 +264,18 @@ class Lowered:
         """Raise CaptureError if inputs, parameters or outputs are complex, which no value of a program is."""
         signature, last = self.captured.exported.graph_signature, next(iter(reversed(self.graph_module.graph.nodes)))
         results = zip(signature.output_specs, pytree.tree_leaves(last.args[0]), strict=False)
+        outputs = {f"output {i}": node for i, (spec, node) in enumerate(results)
+                   if spec.kind == OutputKind.USER_OUTPUT and isinstance(node, torch.fx.Node)}  # fmt: skip
         values = {
             **{f"input {name}": tensor for name, tensor in self.captured.examples.items()},
             **{f"parameter {spec.target}": self.captured.tensors[spec.target] for spec in signature.input_specs
                if spec.kind == InputKind.PARAMETER and spec.target is not None},
-            **{f"output {i}": node.meta.get("val") for i, (spec, node) in enumerate(results)
-               if spec.kind == OutputKind.USER_OUTPUT and isinstance(node, torch.fx.Node)},
+            **{name: node.meta.get("val") for name, node in outputs.items()},
         }  # fmt: skip
         found = [name for name, value in values.items() if isinstance(value, torch.Tensor) and value.is_complex()]
         if found:
-            raise CaptureError("inputs, parameters and outputs cannot be complex", got=", ".join(found),
+            where = next((_line(outputs[name]) for name in found if name in outputs), None)
+            raise CaptureError("inputs, parameters and outputs cannot be complex", where=where, got=", ".join(found),
                                expected="complex numbers inside the module only",
                                fix="pass torch.view_as_real(x), and use torch.view_as_complex inside")  # fmt: skip
 

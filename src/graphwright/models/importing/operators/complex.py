@@ -17,6 +17,7 @@ from graphwright.autograd import Tensor, create, top
 from graphwright.autograd.named_sizes import traced
 from graphwright.models.importing.operators.table import find, operator
 from graphwright.ops import call
+from graphwright.ops.rules import one_dtype
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,6 +155,7 @@ def polar(size: Tensor, angle: Tensor) -> Complex:
 @_row("complex")
 def pair(real: Tensor, imag: Tensor) -> Complex:
     """real + i·imag."""
+    one_dtype(real.spec, imag.spec)
     return Complex(real, imag)
 
 

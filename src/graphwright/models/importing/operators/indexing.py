@@ -49,31 +49,41 @@ def embedding(weight: Tensor, ids: Tensor, padding_idx: int = -1, *_: Any) -> Te
     return functional.embedding(ids, weight, None if padding_idx < 0 else padding_idx)
 
 
-@operator("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only")
+@operator("embedding_bag")
 def embedding_bag(
     weight: Tensor, ids: Tensor, offsets: Tensor, scale_by_count: bool = False, mode: int = 0, sparse: bool = False,
     factors: Tensor | None = None, with_end: bool = False, padding_idx: int | None = None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Reduce bags of rows of a matrix; a negative `padding_idx` counts from the end."""
+    padding = -1 if padding_idx is None else padding_idx % weight.shape[0]
+    return bags_of_rows(weight, ids, offsets, scale_by_count, mode, sparse, factors, with_end, padding)
+
+
+@operator("_embedding_bag", "_embedding_bag_forward_only")
+def bags_of_rows(
+    weight: Tensor, ids: Tensor, offsets: Tensor, scale_by_count: bool = False, mode: int = 0, sparse: bool = False,
+    factors: Tensor | None = None, with_end: bool = False, padding_idx: int = -1,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Reduce bags of rows of a matrix, each from its offset to the next: by sum (mode 0), mean (1) or maximum (2).
 
-    The tensors that torch's backward pass needs are None.
+    Rows of `padding_idx` take no part; -1 means none. The tensors that torch's backward pass needs are None.
     """
     count, ids = offsets.shape[0], ids.to(int64)
     ends = create.zeros(ids.shape[0] + 1, dtype=int64).index_add(0, offsets.to(int64), create.ones_like(offsets))
     bags = (ends.cumsum(0) - 1).narrow(0, 0, ids.shape[0])
     rows = functional.embedding(ids, weight)
-    kept = create.ones((ids.shape[0], 1), dtype=rows.dtype)
-    if padding_idx is not None and padding_idx >= 0:
-        kept = (ids != padding_idx).to(rows.dtype).unsqueeze(1)
+    kept = (ids != padding_idx).unsqueeze(1)
     none = create.zeros((count, weight.shape[1]), dtype=rows.dtype)
     if mode == 2:
-        seen = top.where(kept == 0, float("-inf"), rows)
+        seen = top.where(kept, rows, float("-inf"))
         best = none.index_reduce(0, bags, seen, "amax", include_self=False)
         made = top.where(best == float("-inf"), 0.0, best)
     else:
-        made = none.index_add(0, bags, rows * kept if factors is None else rows * kept * factors.unsqueeze(1))
+        rows = rows if factors is None else rows * factors.unsqueeze(1)
+        made = none.index_add(0, bags, top.where(kept, rows, 0.0))
     if mode == 1:
-        made = made / create.zeros((count, 1), dtype=rows.dtype).index_add(0, bags, kept).clamp(min=1.0)
+        counts = create.zeros((count, 1), dtype=rows.dtype).index_add(0, bags, kept.to(rows.dtype))
+        made = made / counts.clamp(min=1.0)
     return made.narrow(0, 0, count - 1) if with_end else made, None, None, None
 
 
