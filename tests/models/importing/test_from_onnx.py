@@ -382,7 +382,27 @@ def test_an_attribute_that_is_unknown_is_refused_unless_it_is_the_default():
         gw.from_onnx(model_of([node], [value("x", [2])], [value("y", [2])]))
 
 
-@pytest.mark.parametrize("version", [12, 99])
+@pytest.mark.parametrize("version", [8, 11, 12])
+def test_older_opsets_are_converted(version, tmp_path):
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="/up/MatMul"),
+        helper.make_node("Unsqueeze", ["h"], ["u"], name="/Unsqueeze", axes=[1]),  # an operand from opset 13 on
+        helper.make_node("Softmax", ["u"], ["s"], name="/Softmax", axis=2),
+        helper.make_node("ReduceSum", ["s"], ["y"], name="/ReduceSum", axes=[1], keepdims=0),
+    ]
+    model = model_of(nodes, [value("x", ["batch", 4])], [value("y", ["batch", 3])], [stored("w", drawn(4, 3))], version)
+    model.ir_version = 5
+    whole = onnx.ModelProto.FromString(model.SerializeToString())
+    onnx.save(model, tmp_path / "old.onnx", save_as_external_data=True, size_threshold=0)
+    x = drawn(5, 4, seed=1)
+    ((want,),) = (found.values() for found in run_onnx(tmp_path / "old.onnx", [{"x": x}]))
+    for source in (whole, tmp_path / "old.onnx"):
+        p = gw.from_onnx(source)
+        np.testing.assert_allclose(p(x=x)["y"].numpy(), want, rtol=1e-5, atol=1e-6)
+        assert list(p.weights) == ["w"]
+
+
+@pytest.mark.parametrize("version", [6, 99])
 def test_other_opsets_are_refused(version):
     model = model_of([helper.make_node("Relu", ["x"], ["y"])], [value("x", [2])], [value("y", [2])], opset=version)
     with pytest.raises(OnnxFileError, match="version of the operator set"):

@@ -35,12 +35,16 @@ from graphwright.program.residual_sums import join_residuals
 
 try:
     import onnx
+    import onnx.external_data_helper
+    import onnx.version_converter
     from onnx import AttributeProto, ModelProto, TensorProto, numpy_helper
 except ImportError as error:
     raise MissingExtra("onnx", "ONNX") from error
 
 OPSETS = range(13, 29)
 """Versions of the operator set that can be imported."""
+OLDEST = 7
+"""The first version of the operator set that onnx converts to a later one."""
 MOST_NODES = 1_000_000
 """Nodes of a graph, after its functions are inlined, above which a file counts as hostile."""
 _EXAMPLES = ((11, 13, 17, 19, 23, 29, 31, 37), (211, 223, 227, 229, 233, 239, 241, 251),
@@ -58,7 +62,8 @@ def from_onnx(
     """Open an ONNX file as a program, which can be edited, trained, drawn and exported.
 
     Args:
-        source: path of a file, or a model in memory. Its operators are those of the opsets 13 to 28 of `ai.onnx`.
+        source: path of a file, or a model in memory. Its operators are those of the opsets 13 to 28 of `ai.onnx`; onnx
+            itself converts the opsets 7 to 12 to 13 first.
         sizes: input -> its shape of ints and names, where the file's own are not wanted; None keeps the file's size.
             A size that the file leaves open has the file's name for it and stays variable.
         name: name of the program; by default that of the graph.
@@ -72,7 +77,7 @@ def from_onnx(
     >>> program = gw.from_onnx("model.onnx", sizes={"x": ("B", 3, 224, 224)})
     """
     model, folder = _opened(source)
-    model = _inlined(model)
+    model = _inlined(_current(model, folder))
     graph, shapes = _read(model, folder)
     wanted = _shapes(shapes, sizes or {})
     lowered = LoweredGraph(graph)
@@ -128,6 +133,24 @@ def _opened(source: Any) -> tuple[ModelProto, Path | None]:
     return model, path.parent
 
 
+def _current(model: ModelProto, folder: Path | None) -> ModelProto:
+    """Return a model of an opset before those that can be imported as one of the first of these, by onnx's converter.
+
+    Raises: OnnxFileError if the converter cannot.
+    """
+    versions = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
+    if not versions or not OLDEST <= versions[0] < OPSETS[0]:
+        return model
+    try:
+        if folder is not None:
+            onnx.external_data_helper.load_external_data_for_model(model, str(folder))
+        return onnx.version_converter.convert_version(model, OPSETS[0])
+    except Exception as error:  # of its C++ code, without a common class
+        raise OnnxFileError("onnx cannot convert the file to a later version of the operator set", where="opset_import",
+                            expected=f"{OPSETS[0]} to {OPSETS[-1]}", got=f"{versions[0]}: {str(error)[:200]}",
+                            fix="export the network again with a later version") from error  # fmt: skip
+
+
 def _inlined(model: ModelProto) -> ModelProto:
     """Return a model without functions of its own: each call is replaced by the nodes of the function."""
     if not model.functions:
@@ -160,7 +183,7 @@ def _read(model: ModelProto, folder: Path | None) -> tuple[OnnxGraph, dict[str, 
     if opset not in OPSETS:
         raise OnnxFileError("this version of the operator set cannot be imported", where="opset_import",
                             expected=f"{OPSETS[0]} to {OPSETS[-1]}", got=opset,
-                            fix="convert the file with onnx.version_converter.convert_version")  # fmt: skip
+                            fix="export the network again with one of these")  # fmt: skip
     _check_names(graph)
     generated = model.producer_name == "graphwright"
     refused: dict[str, list[str]] = {}
