@@ -436,17 +436,10 @@ def meta_module(made: Any, hub_config: Any, dtype: Any, files: Collection[str] =
             parameter.data = parameter.data.to(dtype)
     if dtype is not torch.float32:  # its inputs stay float32
         module.register_forward_pre_hook(_cast_inputs(dtype), with_kwargs=True)
-    missing = getattr(module, "_keys_to_ignore_on_load_missing", None) or () if files else ()
-    optional = [re.compile(pattern) for pattern in missing]
+    if files:
+        _make_buffers(module, files)
     values: dict[str, Any] = {}
     for path, part in module.named_modules():
-        for name, parameter in list(part._parameters.items()):
-            key = f"{path}.{name}" if path else name
-            if parameter is None or parameter.requires_grad or key in files:
-                continue
-            if any(pattern.search(key) for pattern in optional):
-                del part._parameters[name]
-                part.register_buffer(name, parameter.data, persistent=False)
         names = [n for n, b in part._buffers.items() if b is not None and n in part._non_persistent_buffers_set]
         for name in names:
             like = part._buffers[name]
@@ -460,6 +453,19 @@ def meta_module(made: Any, hub_config: Any, dtype: Any, files: Collection[str] =
             if _is_written(made):
                 values[f"{path}.{name}" if path else name] = made
     return module, values
+
+
+def _make_buffers(module: Any, files: Collection[str]) -> None:
+    """Turn frozen parameters that files need not have, and do not have, into buffers that the class initialises."""
+    optional = [re.compile(p) for p in getattr(module, "_keys_to_ignore_on_load_missing", None) or ()]
+    for path, part in module.named_modules():
+        for name, parameter in list(part._parameters.items()):
+            key = f"{path}.{name}" if path else name
+            if parameter is None or parameter.requires_grad or key in files:
+                continue
+            if any(pattern.search(key) for pattern in optional):
+                del part._parameters[name]
+                part.register_buffer(name, parameter.data, persistent=False)
 
 
 def _initialise(module: Any, path: str, part: Any, names: Collection[str]) -> None:

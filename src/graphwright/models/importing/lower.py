@@ -104,10 +104,10 @@ class Lowered:
         return found
 
     def _array(self, tensor: torch.Tensor) -> NDArray:
-        if tensor.device.type == "meta" and tensor.numel():
-            return abstract_array(tuple(tensor.shape), named(str(tensor.dtype).removeprefix("torch.")))
         if tensor.device.type == "meta":
-            tensor = torch.empty_like(tensor, device="cpu")
+            if tensor.numel():
+                return abstract_array(tuple(tensor.shape), named(str(tensor.dtype).removeprefix("torch.")))
+            tensor = torch.empty_like(tensor, device="cpu")  # there is no value to wait for
         return from_dlpack(tensor.detach(), copy=not self.share)
 
     # -- the function that is traced -----------------------------------------------------------------------------------

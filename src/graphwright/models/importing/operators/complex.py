@@ -74,9 +74,7 @@ KINDS = {"complex64": ComplexKind(float32), "complex128": ComplexKind(float64)}
 
 def _part(value: Any, imaginary: bool) -> Any:
     """Return the real or the imaginary part of the complex values in an argument; what is real stays."""
-    if isinstance(value, Complex):
-        return value.imag if imaginary else value.real
-    if isinstance(value, complex):
+    if isinstance(value, Complex | complex):
         return value.imag if imaginary else value.real
     return [_part(v, imaginary) for v in value] if isinstance(value, tuple | list) else value
 
@@ -182,18 +180,19 @@ def _matrix(n: Any, columns: Any, like: Tensor) -> tuple[Tensor, Tensor]:
 
 def _scaled(x: Any, sizes: Sequence[Any], normalization: int) -> Any:
     """Divide by the root of the number of entries (1) or by it (2)."""
+    kind = (x.real if isinstance(x, Complex) else x).dtype
     for part in sizes if normalization else ():
-        n = part.tensor(float32) if traced(part) else part
+        n = part.tensor(kind) if traced(part) else part
         n = n if normalization == 2 else top.sqrt(n) if traced(part) else n**0.5
         x = Complex(x.real / n, x.imag / n) if isinstance(x, Complex) else x / n
     return x
 
 
-def _along(x: Complex, axis: int, forward: bool, columns: Any = None) -> Complex:
-    """Return Σ_t x_t e^(∓2πi·tk/n) along an axis, for k < columns, by default n."""
+def _along(x: Complex, axis: int, forward: bool) -> Complex:
+    """Return Σ_t x_t e^(∓2πi·tk/n) along an axis of n entries."""
     real, imag = x.real.movedim(axis, -1), x.imag.movedim(axis, -1)
     n = real.shape[-1]
-    cos, sin = _matrix(n, n if columns is None else columns, real)
+    cos, sin = _matrix(n, n, real)
     sin = sin if forward else -sin
     made = real @ cos + imag @ sin, imag @ cos - real @ sin
     return Complex(*(part.movedim(-1, axis) for part in made))

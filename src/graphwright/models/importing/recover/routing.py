@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 
 from graphwright.array import int64
@@ -52,7 +52,7 @@ def _replace(s: Regions, ordered: Value, experts: int) -> str:
     made = s.add(KIND, [ids], f"{path}dispatch", ordered, experts=experts)
     pairs = Value(made.node, 2)
     expert = s.add("index", [flat, pairs], f"{path}dispatch.expert", made, axis=0)
-    pending = [*_uses(s, ordered, made), (ordered, expert), (Value(ordered.node, 1), pairs)]
+    pending = [*_uses(s, ordered, made, draws), (ordered, expert), (Value(ordered.node, 1), pairs)]
     if not all(s.agree(old, new, draws) for old, new in pending):
         s.sweep([expert.node])
         return "a dispatch groups the tokens in another way"
@@ -63,14 +63,15 @@ def _replace(s: Regions, ordered: Value, experts: int) -> str:
     return ""
 
 
-def _uses(s: Regions, ordered: Value, made: Value) -> Iterator[tuple[Value, Value]]:
+def _uses(s: Regions, ordered: Value, made: Value, draws: Mapping[Value, Draw | None]) -> Iterator[tuple[Value, Value]]:
     """Yield (value, result of the dispatch that replaces it): offsets of grouped products, and rows of tokens."""
     for offsets in dict.fromkeys(s.p.operands(root.node)[2] for root in s.values("grouped_matmul")):
         if _sort_above(s, offsets) == ordered:
             yield offsets, made
+    tokens = Value(made.node, 1)
     for node in s.readers(Value(ordered.node, 1)):
-        if s.p.op(node) == "floor_divide":
-            yield Value(node), Value(made.node, 1)
+        if s.p.spec(Value(node)) == s.p.spec(tokens) and s.agree(Value(node), tokens, draws):
+            yield Value(node), tokens
 
 
 @cache
