@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 from block_conformance import CASES, Problem, Results, errors, problem
-from test_block_attention_triton import facts
 
 from graphwright.array import bfloat16, float16, from_numpy
 from graphwright.array.vm.machine import part
 from graphwright.ops import call
+from triton_process import facts
 
 BITS = {torch.bfloat16: bfloat16, torch.float16: float16}
 ON_CPU = {
@@ -65,7 +65,9 @@ def test_executors_equal_dense_masked_attention(executor: str, name: str) -> Non
 
 @pytest.mark.triton
 def test_triton_in_its_interpreter_equals_dense_masked_attention(tmp_path: Path) -> None:
-    found = facts("interpreted_blocks.py", tmp_path, TRITON_INTERPRET="1")  # one process for all: it is slow
+    found = facts(
+        Path(__file__).parent / "interpreted_blocks.py", tmp_path, TRITON_INTERPRET="1"
+    )  # one process for all: it is slow
     assert found.pop("edits") == {"cells": 0.0, "words left": 0.0}
     assert list(found) == list(CASES)
     for name, each in found.items():

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from graphwright.array.ndarray import NDArray
     from graphwright.array.spec import Spec
     from graphwright.array.storage import Storage
+    from graphwright.array.triton.fused import Kernel
 
 Attrs = Mapping[str, Any]
 Call = Callable[[], object]
@@ -68,6 +69,8 @@ class Backend(Protocol):
     """
 
     device: Device
+    fuses: bool
+    """Whether plans give it fusion groups, see `bind_fused`."""
 
     @property
     def driver(self) -> Driver | None:
@@ -116,6 +119,16 @@ class Backend(Protocol):
         self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray]
     ) -> list[Call]:
         """Return the calls that compute `outs` from `ins` with scratch buffers `work`. Raises: MissingKernel."""
+        ...
+
+    def bind_fused(self, kernel: Kernel, memory: Sequence[NDArray], written: Sequence[bool]) -> list[Call]:
+        """Return the calls that run the generated kernel of a fusion group.
+
+        Args:
+            kernel: its source.
+            memory: the arrays of `kernel.memory`.
+            written: per array, whether the kernel writes it.
+        """
         ...
 
     def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> Fresh | None:

@@ -24,6 +24,7 @@ class MetaBackend:
 
     driver = None
     stream = 0
+    fuses = False
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -61,6 +62,9 @@ class MetaBackend:
     def bind(
         self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray]
     ) -> list[Call]:
+        return []
+
+    def bind_fused(self, kernel: Any, memory: Sequence[NDArray], written: Sequence[bool]) -> list[Call]:
         return []
 
     def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> None:

@@ -22,7 +22,7 @@ from graphwright.plan import table as rows
 from graphwright.plan.describe import PlanDiff, compare, explain, nodes, profile, tables
 from graphwright.plan.errors import PlanReplaced, StalePlan, checked_index
 from graphwright.plan.options import ATEN, DEFAULT, VM, CompileOptions
-from graphwright.plan.planning.fusion import cuts
+from graphwright.plan.planning.fusion import cuts, kernel_of
 from graphwright.plan.planning.hazards import CAPTURED, Region, regions
 from graphwright.plan.planning.native import loops
 from graphwright.plan.planning.passes import aligned
@@ -266,9 +266,19 @@ class Plan:
 
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Fusion groups: indices of consecutive elementwise instructions that the VM runs as one loop over tiles."""
+        """Fusion groups: indices of consecutive elementwise instructions that run as one loop over tiles."""
         placed = zip(self.buffer_layout.fusion.starts.tolist(), self.buffer_layout.fusion.regions, strict=True)
         return tuple([tuple([i + start for i in group]) for start, region in placed for group in region.groups])
+
+    def kernel(self, group: int) -> str:
+        """Return the Triton source of a fusion group: what a plan of a GPU launches for it. `group`: index in `groups`.
+
+        Raises: UsageError if the index is out of range.
+        """
+        checked_index(self, "groups", group, len(self.groups))
+        regions = self.buffer_layout.fusion.regions
+        found = [(region, members) for region in regions for members in region.groups][group]
+        return kernel_of(self.buffer_layout, *found)[0].text
 
     @cached_property
     def cuts(self) -> Mapping[int, str]:

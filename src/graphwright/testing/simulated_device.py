@@ -26,6 +26,7 @@ from graphwright.array.memory_pool import Address, Block, DeviceFull, DriverErro
 from graphwright.array.ndarray import NDArray, from_numpy
 from graphwright.array.spec import Spec
 from graphwright.array.storage import Storage
+from graphwright.array.triton.fused import Kernel
 from graphwright.errors import GraphwrightError
 from graphwright.ops import OPS
 from graphwright.patterns.table import KIND
@@ -306,12 +307,15 @@ class SimStorage(Storage):
 class SimBackend:
     """The backend of the simulated device; work is queued on `stream`, see `on`.
 
-    `without` maps the name of a kernel to dtypes that it lacks on this device; for these it runs on the host.
+    `without` maps the name of a kernel to dtypes that it lacks on this device; for these it runs on the host. With
+    `fuses` fusion groups run as generated kernels in Triton's interpreter, which needs TRITON_INTERPRET=1.
     """
 
     def __init__(
-        self, device: Device, driver: SimDriver | None = None, without: Mapping[str, frozenset[DType]] | None = None
-    ) -> None:
+        self, device: Device, driver: SimDriver | None = None, without: Mapping[str, frozenset[DType]] | None = None,
+        fuses: bool = False,
+    ) -> None:  # fmt: skip
+        self.fuses = fuses
         self.device, self.driver, self.without = device, driver or SimDriver(device), without or {}
         self.pool = MemoryPool(self.driver)
         self.stream = 0
@@ -407,6 +411,15 @@ class SimBackend:
                 self.driver.synchronize(self.stream)
 
         return [launch if waits or seen else partial(self._launch, calls, [*outs, *work], there)]
+
+    def bind_fused(self, kernel: Kernel, memory: Sequence[NDArray], written: Sequence[bool]) -> list[Call]:
+        """Return a list of one call, which queues the kernel."""
+        from graphwright.array.triton import generated  # loads Triton
+
+        call = generated.bind(kernel, [a.impl.impl for a in memory])
+        calls = [_guarded([call], queued_failure.get() or partial(_failure, kernel.name, [a.spec for a in memory]))]
+        writes = [a for a, there in zip(memory, written, strict=True) if there]
+        return [partial(self._launch, calls, writes, memory)]
 
     def _here(self, name: str, array: NDArray) -> NDArray:
         """Return a CPU array over the memory of an array on this device. Raises: DeviceMismatch for other arrays."""

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from graphwright.array.layout import row_major
 from graphwright.array.ndarray import NDArray
 from graphwright.array.spec import Spec
 from graphwright.array.storage import Storage
+
+if TYPE_CHECKING:
+    from graphwright.array.triton.fused import Kernel
 
 _FAMILIES = (
     "attention block_attention conv elementwise experts index linear loss norm optimize pool random reduce "
@@ -61,6 +64,7 @@ class CpuBackend:
     device = CPU
     driver = None
     stream = 0
+    fuses = False  # the VM fuses
 
     def allocate(self, nbytes: int) -> Storage:
         return Storage(_in_large_pages(torch.empty(nbytes, dtype=torch.uint8)), nbytes, CPU, kind="owned")
@@ -146,6 +150,9 @@ class CpuBackend:
             raise MissingKernel("the CPU backend has no kernel of this name", where=name)
         calls = row.bind([o.impl for o in outs], [i.impl for i in ins], attrs, [w.impl for w in work])
         return calls if isinstance(calls, list) else [calls]
+
+    def bind_fused(self, kernel: Kernel, memory: Sequence[NDArray], written: Sequence[bool]) -> list[Call]:
+        raise MissingKernel("the CPU runs no generated kernels", where=kernel.name)
 
     def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> Fresh | None:
         """Return an ATen call that allocates and computes the result, or None; it halves the time of small results."""

@@ -1,4 +1,6 @@
-"""Fusion groups: consecutive elementwise VM instructions that become one loop over tiles (spans of elements).
+"""Fusion groups: consecutive elementwise instructions that become one loop over tiles (spans of elements).
+
+What may join is decided by the rules of the plan's executor (`fusers.py`): the VM, or generated kernels of a device.
 
 Invariant: within a group, each element of a written value is read and overwritten at its own index only, so running
 tile by tile equals running instruction by instruction. A buffer that is used inside one group only needs no bytes.
@@ -13,35 +15,34 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from graphwright.array import Layout, bfloat16, bool_, float32
+from graphwright.array import Layout
 from graphwright.array.layout import is_row_major
-from graphwright.array.vm.encode.fuse import layout_of_tiles, tiles_for
+from graphwright.array.triton import fused
 from graphwright.array.vm.encode.operands import View
 from graphwright.ops import OPS
-from graphwright.plan.options import VM
-from graphwright.plan.planning.lowering import ExecutorChoice, elementwise
 from graphwright.plan.planning.passes import TEMPORARY
 from graphwright.plan.table import Instr
 
 if TYPE_CHECKING:
     from graphwright.plan.planning.plan_builder import PlanBuilder
-
-_DTYPES = (float32, bfloat16, bool_)
+    from graphwright.plan.planning.planner import BufferLayout
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class FusionRegion:
-    """A maximal run of elementwise VM instructions, and its fusion groups, each of which runs as one loop over tiles.
+    """A maximal run of fusible instructions, and its fusion groups, each of which runs as one loop over tiles.
 
     Attributes:
         instrs: ids of the instructions. A position, below, is an index in this tuple.
         groups: per group the positions of its instructions.
-        tiles: buffer that is used inside one group only -> number of the scratch tile that holds its values instead.
+        tiles: buffer that is used inside one group only -> number of the scratch tile that holds its values instead. It
+            is 0 for scratch memory of a kernel that the group replaces.
         ends: buffer that is last used inside a group, but has no tile -> position of the group's last instruction,
             until which its bytes are needed.
-        cuts: position -> why an instruction does not continue the group before it: not_elementwise, no_form (the VM
-            lacks the op), shape, dtype, layout, stateful, alias_hazard (a value would be read at an index other than
-            the one written), registers (the group needs more tiles than there are) or large (ATen is faster).
+        cuts: position -> why an instruction does not continue the group before it: not_elementwise, no_form (the
+            executor lacks the op), shape, dtype, layout, stateful, alias_hazard (a value would be read at an index
+            other than the one written), registers (the group needs more tiles than there are) or large (ATen is
+            faster).
     """
 
     instrs: tuple[int, ...]
@@ -96,12 +97,21 @@ class InstructionViews:
 
     def __init__(self, builder: PlanBuilder, numbers: tuple[np.ndarray, ...]) -> None:
         self.builder, self.slots, self.holders = builder, builder.tables.slots, builder.tables.holders
+        rules = builder.tables.lowerings.fuser
+        assert rules is not None, "plans whose executor fuses nothing have no fusible instruction"
+        self.fuser = rules
         views: list[Any] = [column.data for column in numbers]
         self.order, self.home, self.first, self.last, self.own = views
 
     def instr(self, i: int) -> Instr:
         """Return the `i`-th instruction in execution order."""
         return self.builder.tables.instrs[self.order[i]]
+
+    def refuses(self, i: int) -> str:
+        """Return why the `i`-th instruction can join no group, or ""."""
+        instr, choice = self.instr(i), self.builder.tables.choice(self.order[i])
+        outs, ins = ([self.slots[s].spec for s in some] for some in (instr.outs, instr.ins))
+        return self.fuser.refuses(instr, outs, ins, choice)
 
     def buffer(self, slot: int) -> int:
         """Return the buffer whose memory a slot uses."""
@@ -150,16 +160,15 @@ def _found_in(rows: InstructionViews, start: int, stop: int) -> FusionRegion:
     found = FusionRegion(tuple(rows.order[start:stop]))
     run = _GroupBuilder(rows, found, start)
     for i in range(start, stop):
-        instr, choice = rows.instr(i), rows.builder.tables.choice(rows.order[i])
-        native = choice.executor == VM
-        why = "" if native else _unsuited(rows, instr, choice)
-        why = why or run.refuses(instr)
+        instr = rows.instr(i)
+        alone = rows.refuses(i)
+        why = alone or run.refuses(instr)
         if why:
             run.close()
-            if run.members or native or OPS[instr.op].traits.elementwise:
+            if run.members or not alone or OPS[instr.op].traits.elementwise:
                 found.cuts[i - start] = why
             run = _GroupBuilder(rows, found, start)
-            if not native or run.refuses(instr):
+            if alone or run.refuses(instr):
                 continue
         run.add(i, instr)
     run.close()
@@ -171,25 +180,9 @@ def cuts(builder: PlanBuilder, numbers: tuple[np.ndarray, ...]) -> dict[int, str
 
     The reasons are the words of `FusionRegion.cuts`; `numbers` is (order, home, first, last, own) as in `fuse`.
     """
-    if not builder.tables.native(numbers[0]).any():
+    if not builder.tables.fusible(numbers[0]).any():
         return {}
     return _found_in(InstructionViews(builder, numbers), 0, len(numbers[0])).cuts
-
-
-def _unsuited(rows: InstructionViews, instr: Instr, choice: ExecutorChoice) -> str:
-    op = OPS[instr.op].traits
-    if not (op.elementwise or op.nary):
-        return "not_elementwise"
-    if choice.why.startswith("large"):
-        return "large"
-    if any(rows.slots[s].dtype not in _DTYPES for s in (*instr.ins, *instr.outs)):
-        return "dtype"
-    return "layout" if OPS[instr.op].vm is not None else "no_form"
-
-
-def _by_row(instr: Instr) -> bool:
-    form = OPS[instr.op].vm
-    return form is not None and form.by_row
 
 
 class _GroupBuilder:
@@ -205,10 +198,6 @@ class _GroupBuilder:
     def refuses(self, instr: Instr) -> str:
         """Return the reason why an instruction cannot join the group, a word of `FusionRegion.cuts`, or ""."""
         rows = self.rows
-        if not elementwise(instr):
-            return "stateful" if OPS[instr.op].traits.update else "not_elementwise"
-        if any(rows.slots[s].dtype not in _DTYPES for s in (*instr.ins, *instr.outs)):
-            return "dtype"
         out = rows.slots[instr.outs[0]].layout
         if self.shape is not None and out.shape != self.shape:
             return "shape"
@@ -221,10 +210,10 @@ class _GroupBuilder:
         if any(buffer == target and layout != out for buffer, layout in looks):
             return "alias_hazard"
         fresh = {layout for _, layout in (*looks, (target, out)) if not _plain(layout, out.shape)} - self.strides
-        by_row = _by_row(instr)
+        by_row = rows.fuser.by_row(instr.op)
         again = by_row and not self.by_row  # tiles were independent of rows so far
-        views = [View(float32, at.shape, at.strides) for at in self.strides | fresh | {out}]
-        if (fresh or again) and layout_of_tiles(out.shape, views, by_row or self.by_row) is None:
+        layouts = [*(self.strides | fresh | {out})]
+        if (fresh or again) and not rows.fuser.walks(out.shape, layouts, by_row or self.by_row):
             return "layout"
         return ""
 
@@ -233,7 +222,7 @@ class _GroupBuilder:
         rows = self.rows
         out = rows.slots[instr.outs[0]].layout
         self.members.append(i)
-        self.shape, self.by_row = out.shape, self.by_row or _by_row(instr)
+        self.shape, self.by_row = out.shape, self.by_row or rows.fuser.by_row(instr.op)
         self.written.add(rows.buffer(instr.outs[0]))
         for s in (*instr.ins, *instr.outs):
             buffer, layout = rows.buffer(s), rows.slots[s].layout
@@ -242,7 +231,7 @@ class _GroupBuilder:
                 self.strides.add(layout)
 
     def close(self) -> None:
-        """Make the added instructions one group, or several if one group would need more tiles than the VM has."""
+        """Make the added instructions one group, or several if one group would need more tiles than there are."""
         members = self.members
         while len(members) > 1:
             count = self._held(members)
@@ -272,6 +261,7 @@ class _GroupBuilder:
         free = list(range(self._tiles() - 1, -1, -1))
         dying: dict[int, list[int]] = {}
         for i in members:
+            tiles |= dict.fromkeys(map(rows.buffer, rows.instr(i).work), 0)  # a fused op needs no scratch memory
             for b in self._touched(i):
                 if b not in tiles and rows.inner(b, start, stop):
                     tiles[b] = free.pop()
@@ -283,11 +273,30 @@ class _GroupBuilder:
                     self.found.ends[b] = stop - self.start
 
     def _tiles(self) -> int:
-        return tiles_for(self.shape or (), self.by_row)
+        return self.rows.fuser.most(self.shape or (), self.by_row)
 
     def _touched(self, i: int) -> Iterator[int]:
         instr = self.rows.instr(i)
         return (self.rows.buffer(s) for s in (*instr.outs, *instr.ins))
+
+
+def kernel_of(layout: BufferLayout, region: FusionRegion, group: Sequence[int]) -> tuple[fused.Kernel, list[int]]:
+    """Return the generated kernel of a group of a region, and the slots whose addresses are its first arguments."""
+    tables, slots = layout.tables, dict[fused.Operand, int]()
+
+    def operand(slot: int) -> fused.Operand:
+        at, home = tables.slots[slot], layout.home_of(tables.holders[slot])
+        view, tile = View(at.dtype, at.layout.shape, at.layout.strides), region.tiles.get(home)
+        if tile is not None:
+            return fused.Operand(tile, view, inner=True)
+        made = fused.Operand((home, at.dtype, at.layout), view)
+        slots.setdefault(made, slot)
+        return made
+
+    instrs = [tables.instrs[region.instrs[i]] for i in group]
+    members = [fused.Member(i.op, i.attrs, operand(i.outs[0]), [operand(s) for s in i.ins]) for i in instrs]
+    made = fused.kernel(tables.slots[instrs[0].outs[0]].layout.shape, members)
+    return made, [slots[o] for o in made.memory]
 
 
 def _plain(layout: Layout, shape: tuple[int, ...]) -> bool:

@@ -27,6 +27,7 @@ from graphwright.plan.planning.passes import aligned
 from graphwright.plan.table import Instr, Slot
 
 if TYPE_CHECKING:
+    from graphwright.plan.planning.fusers import Fuser
     from graphwright.plan.planning.plan_tables import NodeRecord
 
 FLOPS_LIMIT = 16_000_000
@@ -89,13 +90,6 @@ def wait_for_vm(options: CompileOptions) -> None:
         from graphwright.array.vm.machine import part
 
         part.wait(_PATIENCE)
-
-
-def elementwise(instr: Instr) -> bool:
-    """Return True if the VM computes the op by elements or by rows, with one result and without updating an operand."""
-    op = get(instr.op)
-    by_element = op.traits.elementwise or op.traits.nary or (op.vm is not None and op.vm.by_row)
-    return by_element and op.vm is not None and len(instr.outs) == 1 and not op.traits.update
 
 
 def needs(instr: Instr, kernels: Backend, spec: Callable[[int], Spec]) -> Needs:
@@ -217,15 +211,16 @@ class LoweringTable:
 
     Args:
         executor, device: see `CompileOptions`.
+        fuser: the rules of fusion groups, or None.
 
     Attributes:
         all: all lowerings, indexed by number.
         waiting: True if the VM was not built when this table was made, so that all instructions run on ATen.
     """
 
-    def __init__(self, executor: str, device: Device) -> None:
+    def __init__(self, executor: str, device: Device, fuser: Fuser | None) -> None:
         self.waiting = executor == "auto" and device == CPU and not on_vm(executor, device)
-        self._choose, self._kernels = chooser(executor, device), backend(device)
+        self._choose, self._kernels, self.fuser = chooser(executor, device), backend(device), fuser
         self.all: list[Lowering] = []
         self._lowerings: dict[Any, Lowering] = {}
         self._numbers: dict[tuple[Any, Layout], int] = {}
@@ -319,7 +314,9 @@ class LoweringTable:
                 scratch = tuple(expansion.workspace(get(instr.op), self._kernels, results, operands, instr.attrs))
             pairs = [pair for pair in OPS[instr.op].inplace(len(ins), len(outs)) if pair[1] < len(ins)]
             inplace = tuple([(out, i) for out, i in pairs if shapes[outs[out]] == shapes[ins[i]]])
-            found = Lowering(len(self.all), choice, native and elementwise(instr), scratch, inplace)
+            specs = [s.spec for s in made], [s.spec for s in read]
+            fusible = self.fuser is not None and not self.fuser.refuses(instr, *specs, choice)
+            found = Lowering(len(self.all), choice, fusible, scratch, inplace)
             self._lowerings[key] = found
             self.all.append(found)
         return found

@@ -16,6 +16,7 @@ from graphwright.array import Layout, NDArray, Spec
 from graphwright.graph import NodeId
 from graphwright.ops import OPS, Op
 from graphwright.plan.options import CompileOptions
+from graphwright.plan.planning.fusers import fuser
 from graphwright.plan.planning.lowering import LoweringTable, Signature, contiguous
 from graphwright.plan.planning.plan_tables import (
     CseTable,
@@ -77,7 +78,7 @@ class PlanBuilder:
     def __init__(
         self, p: Program, dims: Mapping[str, int], rules: Sequence[RewriteRule], options: CompileOptions
     ) -> None:
-        self.tables = PlanTables(LoweringTable(options.chosen, options.device))
+        self.tables = PlanTables(LoweringTable(options.chosen, options.device, fuser(options.device)))
         self.program, self.dims, self.rules = p, dict(dims), tuple(rules)
         self.options, self.freeze, self.device = options, options.freeze, options.device
         self.records: dict[NodeId, NodeRecord] = {}

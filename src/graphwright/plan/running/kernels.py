@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate, chain, repeat
 from typing import TYPE_CHECKING, Any, cast
@@ -21,6 +22,7 @@ from graphwright.errors import ComputeError
 from graphwright.ops import expansion, get, traits
 from graphwright.plan.errors import DeviceFailed, PlanOutOfMemory, StalePlan
 from graphwright.plan.options import VM
+from graphwright.plan.planning.fusion import kernel_of
 from graphwright.plan.planning.native import loops
 from graphwright.plan.planning.plan_tables import tables_lock
 from graphwright.plan.planning.planner import uncollected
@@ -214,6 +216,7 @@ class BoundKernels:
         self._readers: dict[int, Callable[[], NDArray]] = {}
         self._writers: dict[int, Callable[[Given], object]] = {}
         self.instruction_calls: dict[int, list[Any]] = {}
+        self._group_of: dict[int, tuple[FusionRegion, int]] = {}  # of the instructions whose calls a group's kernel has
         self._code = VmCode()
         self._segments: dict[Any, Any] = {}
         self._scratch: np.ndarray | None = None
@@ -320,7 +323,8 @@ class BoundKernels:
 
     def _clear_bound(self) -> None:
         self._code = VmCode()
-        for table in (self.instruction_calls, self._views, self._operands, self._readers, self._writers):
+        calls, memory = (self.instruction_calls, self._group_of), (self._views, self._operands)
+        for table in (*calls, *memory, self._readers, self._writers):
             table.clear()
 
     # -- memory ------------------------------------------------------------------------------------------------------
@@ -487,7 +491,7 @@ class BoundKernels:
         kind, size, key = tables.buffers[buffer]
         if plan.fusion.tiles[buffer] >= 0 or kind == HOST:  # a tile is read outside of its group
             if buffer not in self._memory:
-                self._memory[buffer] = backend(CPU).allocate(size)
+                self._memory[buffer] = (backend(CPU) if kind == HOST else self.backend).allocate(size)
         elif kind in ARENA:
             assert self.arena is not None
             chunk, at = self.arena.at(int(plan.offsets[buffer]))
@@ -553,9 +557,14 @@ class BoundKernels:
 
     def _bind_aten(self, start: int, stop: int) -> None:
         part, bound = self.plan.buffer_layout.order[start:stop].tolist(), self.instruction_calls
+        ends = self._group_ends(start, stop, part)
         lists = list(map(bound.get, part, repeat(_UNBOUND)))
         for i in [i for i, calls in enumerate(lists) if calls is _UNBOUND] if _UNBOUND in lists else ():
-            lists[i] = bound[part[i]] = self._calls_of(start + i, start + i + 1)
+            if lists[i] is _UNBOUND:
+                end = ends.get(start + i, start + i + 1)
+                calls = [self._calls_of(start + i, end), *([] for _ in range(start + i + 1, end))]
+                lists[i : end - start] = calls
+                bound.update(zip(part[i : end - start], calls, strict=True))
         commit = self.plan.commit_start
         if start <= commit < stop:
             lists[commit - start] = [*self._wait_before(commit), *lists[commit - start]]
@@ -563,6 +572,23 @@ class BoundKernels:
             lists[self._first_reader - start] = [*edits, *lists[self._first_reader - start]]
         self._sizes.append(map(len, lists))
         self.calls += chain.from_iterable(lists)
+
+    def _group_ends(self, start: int, stop: int, part: Sequence[int]) -> dict[int, int]:
+        """Map the first instruction of each fusion group in a span to the end of the group.
+
+        Calls of instructions that were bound alone, or in another group, are dropped; `part`: ids of the instructions.
+        """
+        layout, ends, now = self.plan.buffer_layout, dict[int, int](), dict[int, Any]()
+        for begin, region in layout.fusion.between(start, stop):
+            for group in region.groups:
+                ends[begin + group[0]] = begin + group[-1] + 1
+                now |= {region.instrs[i]: (region, group[0]) for i in group}
+        if now or self._group_of:
+            for q in [q for q in part if self._group_of.get(q) != now.get(q)]:
+                self.instruction_calls.pop(q, None)
+                self._group_of.pop(q, None)
+            self._group_of |= now
+        return ends
 
     def _wait_before(self, i: int) -> list[Any]:
         """Return [call that waits for the device] if `i` starts the commit, so failures write no state; else []."""
@@ -611,13 +637,15 @@ class BoundKernels:
         return self._singles[i]
 
     def _calls_of(self, start: int, stop: int) -> list[Any]:
-        """Return the calls of instruction `start`, or of the VM group `start..stop - 1`."""
+        """Return the calls of instruction `start`, or of the fusion group `start..stop - 1`."""
         layout, tables = self.plan.buffer_layout, self.plan.buffer_layout.tables
         instr = tables.instrs[layout.order[start]]
         if tables.choice(layout.order[start]).executor == VM:
             from graphwright.array.vm.running.segment import VmSegment  # loads numba
 
             calls: list[Any] = [VmSegment(self._code.between(self.plan, start, stop, self.operand), self._vm_scratch())]
+        elif stop - start > 1:
+            calls = self._bind_group(start, instr)
         else:
             outs, ins, work = ([self.view(s) for s in slots] for slots in (instr.outs, instr.ins, instr.work))
             if get(instr.op).traits.convert and ins[0].device != outs[0].device:
@@ -635,11 +663,29 @@ class BoundKernels:
         kernels = backend(outs[0].device)
         if kernels.driver is None:
             return expansion.bind(get(instr.op), kernels, outs, ins, instr.attrs, work)
+        with self._failure_names(instr, ins):
+            return expansion.bind(get(instr.op), kernels, outs, ins, instr.attrs, work)
+
+    def _bind_group(self, start: int, instr: Instr) -> list[Any]:
+        """Return the launch of the generated kernel of the fusion group that begins at `start` with `instr`."""
+        layout = self.plan.buffer_layout
+        ((begin, region),) = layout.fusion.between(start, start + 1)
+        group = next(group for group in region.groups if begin + group[0] == start)
+        kernel, slots = kernel_of(layout, region, group)
+        outs = {layout.tables.slots[s].buffer for i in group for s in layout.tables.instrs[region.instrs[i]].outs}
+        arrays = [self.view(s) for s in slots]
+        written = [layout.tables.slots[s].buffer in outs for s in slots]
+        with self._failure_names(instr, arrays):
+            return self.backend.bind_fused(kernel, arrays, written)
+
+    @contextmanager
+    def _failure_names(self, instr: Instr, ins: Sequence[NDArray]) -> Iterator[None]:
+        """Make failures in a device queue, of calls bound meanwhile, name the instruction's node."""
         plan, record = self.plan, self.plan.buffer_layout.builder.records.get(instr.node)
         path = plan.path(instr.node) if record is None else record.path  # None: the node was deleted
         known = queued_failure.set(partial(DeviceFailed.of, plan.program, instr.node, path, instr.op, ins))
         try:
-            return expansion.bind(get(instr.op), kernels, outs, ins, instr.attrs, work)
+            yield
         finally:
             queued_failure.reset(known)
 
