@@ -18,7 +18,7 @@ from graphwright.ops import OPS
 from graphwright.ops.registry import Traits
 
 SOURCE = Path(graphwright.__file__).parent
-OWN = ("ops/", "array/cpu/", "array/vm/", "models/importing/")
+OWN = ("ops/", "array/cpu/", "array/triton/", "array/vm/", "models/importing/")
 REASON = "# by name:"
 
 FIELDS = frozenset({
@@ -35,7 +35,6 @@ OTHER: dict[str, set[str]] = {
     "data/grids.py": {"KINDS"},  # of tasks
     "evolve/pictures.py": {"kinds.get(edge.dst)"},  # kinds of drawn nodes
     "array/formulas/experts.py": {"ACTS", "algorithm"},
-    "array/triton/launch.py": {"attrs['where']"},
     "attention/attend.py": {"where"},
     "attention/propose.py": {"candidates"},
     "patterns/edits.py": {"rows"},  # of columns

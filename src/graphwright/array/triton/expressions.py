@@ -275,7 +275,6 @@ def _truth(x: Value) -> Value:
     return x.to("int1")
 
 
-# by name: a table of kernels
 for _name, _function in {
     "sigmoid": FORMULAS.sigmoid, "tanh": tanh, "silu": FORMULAS.silu, "softplus": FORMULAS.softplus,
     "sech": FORMULAS.sech, "logsigmoid": lambda x: -FORMULAS.softplus(-x), "sign": FORMULAS.sign,
@@ -403,7 +402,6 @@ def _row_sum(e: Value, x: Value) -> Value:
     return x.lines.assign(f"tl.sum({e.name}, 0)", x.kind)
 
 
-# by name: a table of kernels
 ROWS |= {"rms_norm": _rms_norm, "softmax": _softmax}
 
 

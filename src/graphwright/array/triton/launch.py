@@ -193,7 +193,6 @@ def word_kernel(table: torch.Tensor, queue: torch.Tensor) -> Call:
     return lambda: apply_words[(1,)](table, queue, WIDTH=WORDS, num_warps=4)
 
 
-# by name: a table of kernels
 KERNELS: dict[str, Callable[[Tensors, Tensors, Attrs], Call]] = {
     "block_sdpa": block_sdpa, "block_sdpa_backward": block_sdpa_backward, "block_mass": block_mass,
 }  # fmt: skip
