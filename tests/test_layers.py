@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import networkx as nx
@@ -75,6 +76,7 @@ def layer(path: Path) -> str:
     return path.relative_to(SRC).parts[0].removesuffix(".py")
 
 
+@cache
 def imports(path: Path) -> list[tuple[int, str]]:
     """(line, absolute dotted name) of every import, those inside functions too; TYPE_CHECKING blocks apart."""
     tree = ast.parse(path.read_text(encoding="utf-8"))

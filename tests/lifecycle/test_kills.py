@@ -46,7 +46,7 @@ def child(folder: Path, asynchronous: bool) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", [pytest.param(False, marks=pytest.mark.deep), True])
 def test_a_killed_process_resumes_with_the_same_bits(tmp_path, asynchronous):
     """Kills of a training process at random moments; the state after each is that of a run without interruptions."""
     folder, chance, ages = tmp_path / "life", random.Random(asynchronous), [0]

@@ -76,6 +76,7 @@ def test_bits_per_byte_of_an_excerpt_match_transformers(theirs):
 
 
 @SAME_TEXT
+@pytest.mark.deep
 def test_held_out_bits_per_byte_match_training_json():
     held_out = pydoc_split()[1]
     assert FACTS["text"]["held_out_bytes"] == len(held_out.encode())

@@ -47,7 +47,13 @@ def test_a_seed_determines_all_weights_and_more_layers_change_none():
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize(("family", "name"), checkpoints.CLASSES.items())
+CREATED = [
+    pytest.param(*item, marks=pytest.mark.deep if item[0].startswith("qwen2") else [])
+    for item in checkpoints.CLASSES.items()
+]
+
+
+@pytest.mark.parametrize(("family", "name"), CREATED)
 def test_transformers_loads_a_created_model(tmp_path, family, name):
     fields = {**FIELDS, "architectures": [f"{name}ForCausalLM"], "model_type": family, "head_dim": 8}
     m = create(config_from(fields), seed=1)

@@ -58,7 +58,10 @@ def reloaded(path: Path) -> np.ndarray:
         return model.eval()(torch.tensor(IDS)).logits.numpy()
 
 
-@pytest.mark.parametrize("family", UNUSUAL)
+QUICK = ("llama", "mistral")
+
+
+@pytest.mark.parametrize("family", [f if f in QUICK else pytest.param(f, marks=pytest.mark.deep) for f in UNUSUAL])
 def test_repeated_blocks_export_as_the_class_with_more_layers(
     family: str, made: Callable[[str], Made], tmp_path: Path
 ) -> None:

@@ -149,8 +149,9 @@ WHOLE = {"sdpa": 1, "mask": 1, "rope": 2, "linear": 1, "gelu": 1}
 OF_ALL = [
     pytest.param(Options(), {"rms_norm": 1}, {"causal": True, "window": None}, marks=pytest.mark.deep),
     (Options(norm="offset", mask="window", rope="interleaved", kind=torch.float64), {"rms_norm": 1}, {"window": 3}),
-    (Options(norm="layer", mask="far", rope="partial", gelu="erf"), {"layer_norm": 1}, {"window": 100}),
-]
+    pytest.param(Options(norm="layer", mask="far", rope="partial", gelu="erf"), {"layer_norm": 1}, {"window": 100},
+                 marks=pytest.mark.deep),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("options", "norm", "attrs"), OF_ALL, ids=lambda x: getattr(x, "norm", None) or "")

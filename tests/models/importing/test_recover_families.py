@@ -49,7 +49,7 @@ CAUSAL, ALL = (True, None, ()), (False, None, ())
 ROPE = {"sdpa": 1, "rope": 2}
 LLAMA = {**ROPE, "rms_norm": 2}
 FAMILIES = {
-    "llama": Family("Llama", "ForCausalLM", GROUPED, LLAMA, deep=False),
+    "llama": Family("Llama", "ForCausalLM", GROUPED, LLAMA),
     "qwen3": Family("Qwen3", "ForCausalLM", {**GROUPED, "head_dim": 8}, {**ROPE, "rms_norm": 4}),
     "mistral": Family("Mistral", "ForCausalLM", {**GROUPED, "sliding_window": 4}, LLAMA, ((True, 4, ()),) * 2),
     "mistral, padded": Family("Mistral", "ForCausalLM", {**GROUPED, "sliding_window": 4}, LLAMA,
@@ -78,7 +78,7 @@ FAMILIES = {
     "modernbert": Family("ModernBert", "ForMaskedLM", {"cls_token_id": 1, "sep_token_id": 2, "pad_token_id": 0}, ROPE,
                          (ALL, (False, None, ("bias",)))),
     "t5": Family("T5", "EncoderModel", {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": HEADS},
-                 {"sdpa": 1, "rms_norm": 2}, ((False, None, ("bias",)),) * 2, deep=False),
+                 {"sdpa": 1, "rms_norm": 2}, ((False, None, ("bias",)),) * 2),
     "vit": Family("ViT", "ForImageClassification", IMAGES, {"sdpa": 1}, (ALL, ALL)),
     "clip": Family("CLIPVision", "Model", IMAGES, {"sdpa": 1}, (ALL, ALL)),
 }  # fmt: skip
