@@ -147,14 +147,12 @@ class Backend(Protocol):
         ...
 
 
-_HOME = {"cpu": "cpu", "meta": "meta"}
+_HOME = {"cpu": "cpu", "meta": "meta", "cuda": "cuda"}
 """Device kind -> module of `array/` with its `make(device)`; imported at first use."""
 _MAKERS: dict[str, Callable[[Device], Backend]] = {}
 """Device kind -> a function that makes its backend, for backends outside `array/`."""
-_UNAVAILABLE = {
-    "cuda": "this build has no CUDA backend",
-    "sim": "`import graphwright.testing.simulated_device` makes it available",
-}
+_UNAVAILABLE = {"sim": "`import graphwright.testing.simulated_device` makes it available"}
+_SINGLE = ("cpu", "meta")
 _backends: dict[Device, Backend] = {}
 
 
@@ -168,7 +166,7 @@ def use(device: Device, made: Backend | None = None) -> Backend:
     """Install and return `made` as the backend of a device, by default a new one. Raises: DeviceUnavailable."""
     if made is None:
         make, home = _MAKERS.get(device.kind), _HOME.get(device.kind)
-        if make is None and (home is None or device.index):
+        if make is None and (home is None or (device.index and device.kind in _SINGLE)):
             reason = _UNAVAILABLE.get(device.kind, f"the only {device.kind} device has index 0")
             raise DeviceUnavailable(f"the device is not available: {reason}", got=str(device), fix='use device="cpu"')
         wait_briefly()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, Unpack
 
@@ -25,6 +25,8 @@ from graphwright.errors import ComputeError, Facts, UsageError
 
 Address = int | np.ndarray
 """An address on the device, or bytes of the host (uint8)."""
+Range = tuple[int, int]
+"""First address, and the address after the last."""
 
 
 class DriverError(ComputeError):
@@ -57,10 +59,14 @@ class OutOfDeviceMemory(ComputeError):
 class Driver(Protocol):
     """The interface to memory, streams and events of one device. Work on a stream runs in order, asynchronously.
 
-    Every method can raise DriverError; a failed call has no effect.
+    Every method can raise DriverError; a failed call has no effect. Numbers of events rise with time.
+
+    Attributes:
+        queues_host_reads: True if host memory that queued work reads must stay unchanged until the work has run.
     """
 
     device: Device
+    queues_host_reads: bool
 
     def alloc(self, nbytes: int) -> int:
         """Allocate memory and return its address. Raises: DeviceFull."""
@@ -72,11 +78,18 @@ class Driver(Protocol):
     def copy(self, target: Address, source: Address, nbytes: int, stream: int = 0) -> None:
         """Queue a copy; host bytes must stay alive and unchanged until the copy has run."""
 
+    def enqueue(self, stream: int, call: Callable[[], object], reads: Sequence[Range], writes: Sequence[Range]) -> None:
+        """Queue what `call` does to the device, a kernel that reads and writes these ranges of addresses."""
+
     def fill(self, address: int, value: int, nbytes: int, stream: int = 0) -> None:
         """Queue a fill with one byte value."""
 
     def stream(self) -> int:
         """Return a new stream; stream 0 always exists."""
+        ...
+
+    def current(self, stream: int) -> int:
+        """Return the stream on which work for `stream` is queued now: stream 0 may stand for another library's."""
         ...
 
     def record(self, stream: int) -> int:
@@ -266,8 +279,11 @@ class MemoryPool:
             self._reserved -= piece.size
         return sum(p.size for p in whole)
 
-    def set_limit(self, limit: float) -> None:
-        """Limit the memory taken from the driver: bytes, or a fraction (float <= 1). Raises: UsageError if negative."""
+    def set_limit(self, limit: float | None) -> None:
+        """Limit the memory taken from the driver: bytes, a fraction (float <= 1), or None. Raises: UsageError."""
+        if limit is None:
+            self.limit = None
+            return
         if not limit >= 0:
             raise _wrong_limit(limit)
         self.limit = int(limit * self.driver.mem_info()[1]) if isinstance(limit, float) and limit <= 1 else int(limit)
@@ -294,8 +310,9 @@ class MemoryPool:
         return Stats(self._live, self._peak, waste, cached, self._reserved, *counts)
 
     def summary(self) -> str:
-        """Return `stats` as a table."""
-        return "\n".join(f"{name:<9}{value:>16,}" for name, value in self.stats()._asdict().items())
+        """Return `stats` and the largest live blocks as a table."""
+        rows = [f"{name:<9}{value:>16,}" for name, value in self.stats()._asdict().items()]
+        return "\n".join([*rows, *(f"{'':<9}{size:>16,}  {name or 'unnamed'}" for size, name in self._largest())])
 
     def pieces(self) -> Iterable[tuple[int, int, bool]]:
         """Return (address, size, free) of every piece, sorted by address."""
@@ -340,9 +357,13 @@ class MemoryPool:
         piece.after, piece.size = rest, size
         self._list(rest)
 
+    def _largest(self) -> list[tuple[int, str]]:
+        """Return (bytes, owner) of the largest live blocks."""
+        return sorted(((b.nbytes, b.owner) for b in self._blocks.values()), reverse=True)[:_OWNERS]
+
     def _full(self, nbytes: int) -> OutOfDeviceMemory:
         largest = max((pieces[-1][0] for pieces in self._free.values() if pieces), default=0)
-        owners = sorted(((b.nbytes, b.owner) for b in self._blocks.values()), reverse=True)[:_OWNERS]
+        owners = self._largest()
         live, reserved = self._live, self._reserved
         top = ", ".join(f"{name or 'unnamed'} {size:,}" for size, name in owners)
         return OutOfDeviceMemory(

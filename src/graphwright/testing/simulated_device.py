@@ -9,29 +9,25 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import prod
 from typing import Any, Never
 
 import numpy as np
 
-from graphwright.array.backend import Attrs, Call, Needs, backend, queued_failure, register_backend
-from graphwright.array.device import CPU, Device, DeviceMismatch, DeviceUnavailable
+from graphwright.array.backend import Attrs, Call, Needs, register_backend
+from graphwright.array.cpu.kernel import kernel_of
+from graphwright.array.device import Device, DeviceUnavailable
+from graphwright.array.device_backend import HOST, Choice, DeviceBackend, host_tensor
 from graphwright.array.dtype import DType
-from graphwright.array.layout import span
-from graphwright.array.memory_pool import Address, Block, DeviceFull, DriverError, MemoryPool
-from graphwright.array.ndarray import NDArray, from_numpy
+from graphwright.array.memory_pool import Address, DeviceFull, DriverError, Range
+from graphwright.array.ndarray import NDArray
 from graphwright.array.spec import Spec
-from graphwright.array.storage import Storage
-from graphwright.array.triton.fused import Kernel
-from graphwright.errors import GraphwrightError
 from graphwright.ops import OPS
 from graphwright.patterns.table import KIND
 
-Range = tuple[int, int]
 _ALIGN = 512
 
 
@@ -71,6 +67,9 @@ class SimDriver:
 
     Call number `fail_at`, counted from 1, raises InjectedFault.
     """
+
+    queues_host_reads = True
+    torch_device = HOST
 
     def __init__(self, device: Device | None = None, capacity: int = 2**33, fail_at: int | None = None) -> None:
         self.device, self.capacity, self.fail_at = device or Device("sim"), capacity, fail_at
@@ -135,7 +134,19 @@ class SimDriver:
             raise RuleBroken(what, got=hex(address), fix="call synchronize()")
         return self._bytes(address, nbytes)
 
+    def tensor(self, address: int, nbytes: int) -> Any:
+        """Return a uint8 tensor over allocated bytes, as kernels that are run from the queue need it."""
+        return host_tensor(self._bytes(address, nbytes))
+
+    def constants(self) -> AbstractContextManager[object]:
+        """Return a context that changes nothing: kernels read the constants that torch makes on the CPU."""
+        return nullcontext()
+
     # -- streams -----------------------------------------------------------------------------------------------------
+    def current(self, stream: int) -> int:
+        """Return the stream itself: there is no other library."""
+        return stream
+
     def stream(self) -> int:
         """Create a stream; return its handle."""
         self._tick("stream")
@@ -281,156 +292,40 @@ def _meet(some: Sequence[Range], others: Sequence[Range]) -> bool:
     return any(a < d and c < b for a, b in some for c, d in others)
 
 
-class SimStorage(Storage):
-    """A block of a memory pool, and the stream that last wrote it; freed by `close()` or with the last array."""
-
-    __slots__ = ("block", "pool", "written_on")
-
-    def __init__(self, memory: np.ndarray, pool: MemoryPool, block: Block, stream: int) -> None:
-        super().__init__(memory, block.nbytes, pool.driver.device, kind="owned")
-        self.pool, self.block, self.written_on = pool, block, stream
-
-    def close(self) -> None:
-        """Free the block. Raises: UsageError if a captured graph uses it; then it is not freed."""
-        if not self.closed:
-            self.pool.free(self.block)
-            super().close()
-
-    def __del__(self) -> None:
-        try:
-            self.close()
-        except Exception:  # a finalizer has no caller to report to
-            with suppress(AttributeError):
-                self.pool.failed += 1
-
-
-class SimBackend:
-    """The backend of the simulated device; work is queued on `stream`, see `on`.
+class SimBackend(DeviceBackend):
+    """The backend of the simulated device: all kernels of the CPU, with its bits.
 
     `without` maps the name of a kernel to dtypes that it lacks on this device; for these it runs on the host. With
     `fuses` fusion groups run as generated kernels in Triton's interpreter, which needs TRITON_INTERPRET=1.
     """
 
+    driver: SimDriver
+
     def __init__(
         self, device: Device, driver: SimDriver | None = None, without: Mapping[str, frozenset[DType]] | None = None,
         fuses: bool = False,
     ) -> None:  # fmt: skip
-        self.fuses = fuses
-        self.device, self.driver, self.without = device, driver or SimDriver(device), without or {}
-        self.pool = MemoryPool(self.driver)
-        self.stream = 0
-        self._cpu: Any = backend(CPU)
-        self.workspace, self.has_kernel, self.kernels = self._cpu.workspace, self._cpu.has_kernel, self._cpu.kernels
+        super().__init__(device, driver or SimDriver(device), fuses)
+        self.without, self.has_kernel = without or {}, self._cpu.has_kernel
 
-    @contextmanager
-    def on(self, stream: int) -> Iterator[None]:
-        """Queue the work of the `with` block on another stream."""
-        before, self.stream = self.stream, stream
-        try:
-            yield
-        finally:
-            self.stream = before
+    def choice(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Choice:
+        """Return the CPU's kernel, which runs on the host for dtypes that this device lacks."""
+        missing = {s.dtype for s in (*outs, *ins)} & self.without.get(name, frozenset())
+        if missing:
+            why = f"no kernel for {', '.join(sorted(d.name for d in missing))} on {self.device}"
+            return Choice("host", kernel_of(name), why)
+        return Choice("aten", kernel_of(name))
 
-    def allocate(self, nbytes: int) -> Storage:
-        """Return a block of bytes from the pool. Raises: OutOfDeviceMemory."""
-        block = self.pool.alloc(max(nbytes, 1), self.stream)
-        return SimStorage(self.driver._bytes(block.address, max(nbytes, 1)), self.pool, block, self.stream)
-
-    def empty(self, shape: tuple[int, ...], dtype: DType) -> NDArray:
-        """Return an uninitialised array with its own memory."""
-        return NDArray(self.allocate(prod(shape) * dtype.itemsize), dtype, shape)
-
-    def wrap(self, array: NDArray) -> NDArray:
-        """Return a CPU array over the same memory, as the CPU's kernels need it."""
-        host = array.storage.views.get("host")
-        if host is None:
-            host = array.storage.views["host"] = Storage(array.storage.memory, array.storage.nbytes, CPU)
-        return NDArray(host, array.dtype, array.shape, array.strides, array.offset)
-
-    def copy(self, target: NDArray, source: NDArray) -> None:
-        """Queue a copy. A source in host memory is read at once, even during a capture; a copy to the host waits."""
-        if target.device != self.device:
-            host = self.to_host(source)
-            self._cpu.copy(target, from_numpy(host, bits=source.dtype))
-            return
-        staged = source.copy() if source.device == CPU else source.impl
-        call = partial(self._cpu.copy, target.impl, staged)
-        self._launch([call], [target], [source] if source.device == self.device else [])
-
-    def to_host(self, array: NDArray) -> np.ndarray:
-        """Return the elements as numpy, after waiting for the stream that wrote them."""
-        host = np.empty(array.shape, array.dtype.numpy)
-        storage = _mine(array)
-        if storage.written_on != self.stream:
-            self.driver.wait(self.stream, self.driver.record(storage.written_on))
-        self._launch([lambda: np.copyto(host, self._cpu.to_host(array.impl))], [], [array])
-        self.driver.synchronize(self.stream)
-        return host
+    def needs(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
+        """Return what the CPU's kernel requires of the host, or the reason why the op runs on the host."""
+        asked = super().needs(name, outs, ins, attrs)
+        by_table = name in OPS and OPS[name].traits.table is not None
+        return Needs() if by_table and not asked.fallback else asked  # a GPU reads the table there: `PatternMirror`
 
     def adopt(self, other: Any) -> Never:
         """Raise DeviceUnavailable: other libraries do not know this device."""
         what = "the simulated device cannot share memory with another library"
         raise DeviceUnavailable(what, got=type(other).__name__)
-
-    def address(self, array: NDArray) -> Never:
-        """Raise DeviceUnavailable: memory of this device has no host address."""
-        raise DeviceUnavailable("memory of the simulated device has no host address", got=array.spec)
-
-    def needs(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
-        """Return what the CPU's kernel requires of the host, or the reason why the op runs on the host."""
-        missing = {s.dtype for s in (*outs, *ins)} & self.without.get(name, frozenset())
-        if missing:
-            return Needs(fallback=f"no kernel for {', '.join(sorted(d.name for d in missing))} on {self.device}")
-        if name in OPS and OPS[name].traits.table is not None:
-            return Needs()  # the kernels of a GPU read the table there, see `PatternMirror`
-        return self._cpu.needs(name, outs, ins, attrs)
-
-    def bind(
-        self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray] = ()
-    ) -> list[Call]:
-        """Return a list of one call, which queues the CPU kernel's calls; `work` are scratch buffers.
-
-        Operands in host memory whose values the kernel needs when it is launched are copied at each call.
-        """
-        needs = self.needs(name, [o.spec for o in outs], [i.spec for i in ins], attrs)
-        reads = self._cpu.needs(name, [o.spec for o in outs], [i.spec for i in ins], attrs).reads
-        seen = {i: (a, a.copy()) for i, a in enumerate(ins) if a.device == CPU and i in reads}
-        there = [a for i, a in enumerate(ins) if i not in seen]
-        inputs = [seen[i][1] if i in seen else self._here(name, a) for i, a in enumerate(ins)]
-        calls = self._cpu.bind(name, [self._here(name, o) for o in outs], inputs, attrs, [w.impl for w in work])
-        waits = bool(needs.fallback) or needs.answers  # results that the host reads must follow the queue's order
-        if not waits:  # otherwise the caller sees a failure at once
-            calls = [_guarded(calls, queued_failure.get() or partial(_failure, name, [i.spec for i in ins]))]
-
-        def launch() -> None:
-            if waits:
-                self.driver.synchronize(self.stream)
-            steps = [partial(self._cpu.copy, buffer, source.copy()) for source, buffer in seen.values()]
-            self._launch([*steps, *calls], [*outs, *work], there)
-            if waits:
-                self.driver.synchronize(self.stream)
-
-        return [launch if waits or seen else partial(self._launch, calls, [*outs, *work], there)]
-
-    def bind_fused(self, kernel: Kernel, memory: Sequence[NDArray], written: Sequence[bool]) -> list[Call]:
-        """Return a list of one call, which queues the kernel."""
-        from graphwright.array.triton import generated  # loads Triton
-
-        call = generated.bind(kernel, [a.impl.impl for a in memory])
-        calls = [_guarded([call], queued_failure.get() or partial(_failure, kernel.name, [a.spec for a in memory]))]
-        writes = [a for a, there in zip(memory, written, strict=True) if there]
-        return [partial(self._launch, calls, writes, memory)]
-
-    def _here(self, name: str, array: NDArray) -> NDArray:
-        """Return a CPU array over the memory of an array on this device. Raises: DeviceMismatch for other arrays."""
-        if array.device != self.device:
-            raise DeviceMismatch("an operand is on a different device", where=name, expected=self.device,
-                                 got=f"{array.spec} on {array.device}")  # fmt: skip
-        return array.impl
-
-    def pointer(self, array: NDArray) -> int:
-        """Return the address of the first element as kernels use it, which run on the CPU; see `PatternMirror`."""
-        return self.wrap(array).impl.data_ptr()
 
     def word_kernel(self, table: NDArray, memory: NDArray, queue: NDArray) -> Call:
         """Return the call that queues a kernel which applies words to the arrays of a `PatternMirror`."""
@@ -447,49 +342,7 @@ class SimBackend:
                 else:
                     cells[(numbers[at] - base) // 4 + index] = value
 
-        return partial(self._launch, [apply], [memory, queue], [queue])
-
-    def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> None:
-        """Return None: this backend has no call that allocates and computes in one step."""
-
-    def _launch(self, calls: Sequence[Call], writes: Sequence[NDArray], reads: Sequence[NDArray]) -> None:
-        for array in (*writes, *reads):
-            _mine(array).block.streams.add(self.stream)
-        for array in writes:
-            _mine(array).written_on = self.stream
-        work = calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
-        self.driver.enqueue(self.stream, work, [_range(a) for a in reads], [_range(a) for a in writes])
-
-
-def _guarded(calls: Sequence[Call], failure: Callable[[Exception], Exception]) -> Call:
-    """Return one call that runs a kernel's CPU calls in order, and replaces their exceptions by `failure(error)`."""
-
-    def run() -> None:
-        try:
-            for call in calls:
-                call()
-        except Exception as error:
-            raise failure(error) from error
-
-    return run
-
-
-def _failure(name: str, ins: Sequence[Spec], error: Exception) -> Exception:
-    """Convert an exception of a kernel that runs outside of a plan to the error to raise."""
-    if isinstance(error, GraphwrightError):
-        return error
-    return DriverError(f"{name} failed on the device: {error}", where=name, got=", ".join(map(repr, ins)))
-
-
-def _mine(array: NDArray) -> SimStorage:
-    assert isinstance(array.storage, SimStorage), f"{array.spec} is on {array.device}"
-    return array.storage
-
-
-def _range(array: NDArray) -> Range:
-    low, high = span(array.layout)
-    base, size = _mine(array).block.address, array.dtype.itemsize
-    return base + low * size, base + high * size
+        return self._launched([apply], [memory, queue], [queue])
 
 
 register_backend("sim", SimBackend)

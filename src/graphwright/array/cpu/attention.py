@@ -17,7 +17,7 @@ from graphwright.array.dtype import bool_, int64
 from graphwright.array.spec import Spec
 
 
-@kernel("rope_dynamic")
+@kernel("rope_dynamic", host=True)
 def rope_dynamic(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """Compute the frequencies of dynamic RoPE from the largest position, which the host reads."""
     positions, base = ins
@@ -35,7 +35,7 @@ def rope_dynamic(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Ca
     return run
 
 
-@kernel("rope_longer")
+@kernel("rope_longer", host=True)
 def rope_longer(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """Copy operand `long` if the largest position is at least attribute `original`, else `short`; the host reads it."""
     positions, short, long = ins
@@ -268,7 +268,7 @@ def mapped_pages(table: torch.Tensor, first: int, stop: int, block: int, blocks:
     return pages
 
 
-@kernel("kv_append_paged")
+@kernel("kv_append_paged", host=True)
 def kv_append_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """Write new entries to the blocks of each sequence. If a block is missing, raise IndexError and write nothing."""
     pool, rows, table, lengths = ins
@@ -307,7 +307,7 @@ def _scratch(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Sp
     ]
 
 
-@kernel("sdpa_paged", work=_scratch)
+@kernel("sdpa_paged", work=_scratch, host=True)
 def sdpa_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """Compute attention over a paged KV cache with an online softmax, one tile of keys of one sequence at a time."""
     q, k, v, table, lengths, *sinks = ins

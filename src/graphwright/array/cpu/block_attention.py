@@ -140,7 +140,7 @@ def _over(edges: list[tuple[int, int, int]], t: torch.Tensor) -> list[torch.Tens
 _NEEDS = Needs(reads=(3,), allocates=True)
 
 
-@kernel("block_sdpa", lambda o, i, a: work_of(forms.BLOCK_SDPA, o, i, a), needs=_NEEDS)
+@kernel("block_sdpa", lambda o, i, a: work_of(forms.BLOCK_SDPA, o, i, a), needs=_NEEDS, host=True)
 def block_sdpa(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     q, k, v, table, *extra = ins
     rows, (out, lse) = _Rows(q, k, table, extra, attrs), outs
@@ -170,7 +170,7 @@ def block_sdpa(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call
 
 
 @kernel(
-    "block_sdpa_backward", lambda o, i, a: work_of(forms.BLOCK_SDPA_BACKWARD, o, i, a), needs=_NEEDS
+    "block_sdpa_backward", lambda o, i, a: work_of(forms.BLOCK_SDPA_BACKWARD, o, i, a), needs=_NEEDS, host=True
 )  # fmt: skip
 def block_sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     (q, k, v, table, *extra), (out, lse, g) = ins[:-3], ins[-3:]
@@ -207,7 +207,9 @@ def block_sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors
     return run
 
 
-@kernel("block_mass", lambda o, i, a: work_of(forms.BLOCK_MASS, o, i, a), needs=Needs(reads=(2,), allocates=True))
+@kernel(
+    "block_mass", lambda o, i, a: work_of(forms.BLOCK_MASS, o, i, a), needs=Needs(reads=(2,), allocates=True), host=True
+)
 def block_mass(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     (q, k, table, lse, *extra), (mass,) = ins, outs
     rows, largest = _Rows(q, k, table, extra, attrs), attrs["reduce"] == "max"
@@ -232,7 +234,7 @@ def block_mass(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call
 
 @kernel(
     "block_gate_gradient", lambda o, i, a: work_of(forms.BLOCK_GATE_GRADIENT, o, i, a),
-    needs=Needs(reads=(6, 7), allocates=True),
+    needs=Needs(reads=(6, 7), allocates=True), host=True,
 )  # fmt: skip
 def block_gate_gradient(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     (q, k, v, out, lse, g, pairs, table, *extra), (result,) = ins, outs
@@ -260,7 +262,8 @@ def block_gate_gradient(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors
 
 
 @kernel(
-    "block_entropy", lambda o, i, a: work_of(forms.BLOCK_ENTROPY, o, i, a), needs=Needs(reads=(2,), allocates=True)
+    "block_entropy", lambda o, i, a: work_of(forms.BLOCK_ENTROPY, o, i, a),
+    needs=Needs(reads=(2,), allocates=True), host=True,
 )  # fmt: skip
 def block_entropy(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     (q, k, table, lse, *extra), (entropy,) = ins, outs
@@ -282,7 +285,7 @@ _LOWEST = -1e30
 
 @kernel(
     "block_entropy_backward", lambda o, i, a: work_of(forms.BLOCK_ENTROPY_BACKWARD, o, i, a),
-    needs=Needs(reads=(2,), allocates=True),
+    needs=Needs(reads=(2,), allocates=True), host=True,
 )  # fmt: skip
 def block_entropy_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     (q, k, table, lse, *extra), g = ins[:-2], ins[-1]

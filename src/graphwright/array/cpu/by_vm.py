@@ -27,7 +27,7 @@ def work_of(form: VmForm, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attr
 def by_vm(
     form: VmForm, outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors, failed: Callable[[], Any]
 ) -> Call | None:
-    """Return a call of an op's VM form; None if the VM is not built, or has no code for these dtypes or layouts.
+    """Return a call of an op's VM form; None off the CPU, without the VM, or without code for these dtypes or layouts.
 
     Args:
         work: the memory that `work_of` describes.
@@ -35,7 +35,7 @@ def by_vm(
     """
     from graphwright.array.vm.machine import part  # loads numba
 
-    if not part.ready:
+    if not part.ready or outs[0].device.type != "cpu":
         return None
     *own, scratch = work
     rows = form.rows([_view(t) for t in outs], [_view(t) for t in ins], attrs, [_view(t) for t in own])

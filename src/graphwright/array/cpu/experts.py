@@ -155,7 +155,7 @@ class _Mixture:
 
     def spread(self, ends: Sequence[int]) -> None:
         """Set the weights [N, E] of all tokens and experts, 0 where an expert is not chosen."""
-        each = torch.arange(len(ends) - 1).repeat_interleave(self.offsets.diff())
+        each = torch.arange(len(ends) - 1, device=self.offsets.device).repeat_interleave(self.offsets.diff())
         index = self.rows[: ends[-1]] * (len(ends) - 1) + each
         self.shares = self.scratch("shares", len(self.x), len(ends) - 1).zero_()
         self.shares.view(-1)[index] = self.weights[self.pairs[: ends[-1]]]

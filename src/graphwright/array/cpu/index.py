@@ -122,7 +122,7 @@ def _update(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> tuple[F
     return at, at.entries((*full, values)[0]), [*at.calls, *spread, *copy_to_outputs(outs, [x])]
 
 
-@kernel("index_put", _update_work)
+@kernel("index_put", _update_work, host=True)
 def index_put(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Write values at flat indices in order; with ATen's index_copy, the order of duplicates would be undefined."""
     at, values, calls = _update(outs, ins, attrs, work)
@@ -135,7 +135,7 @@ def index_add(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[
     return [*calls, partial(at.array(outs[0]).index_add_, at.axis, at.flat, values)]
 
 
-@kernel("index_fill", lambda o, i, a: FlatIndices.scratch(i[1:]))
+@kernel("index_fill", lambda o, i, a: FlatIndices.scratch(i[1:]), host=True)
 def index_fill(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     at = FlatIndices(ins[0].shape, ins[1:], attrs["axis"], work)
     value = host(torch.tensor(attrs["value"], dtype=outs[0].dtype))
@@ -201,7 +201,7 @@ kernel("scatter_add", lambda o, i, a: [i[2]], widen=True)(
 )
 
 
-@kernel("flip")
+@kernel("flip", host=True)
 def flip(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     axes = {axis % max(ins[0].dim(), 1) for axis in attrs["axes"]}
     index = tuple(slice(None, None, -1 if axis in axes else 1) for axis in range(ins[0].dim()))

@@ -24,10 +24,11 @@ Bind = Callable[[Tensors, Tensors, Attrs, Tensors], "Call | list[Call]"]
 Work = Callable[[Sequence[Spec], Sequence[Spec], Attrs], list[Spec]]
 Choose = Callable[[Tensors, Attrs], "Fresh | None"]
 Asks = Callable[[Sequence[Spec], Attrs], Needs]
+Takes = Callable[[Tensors, Tensors, Attrs], str]
 
 
 class Kernel(NamedTuple):
-    """One kernel of the table.
+    """One kernel of a table: of ATen's on the CPU here, of Triton's on a GPU in `array.triton.kernel`.
 
     Attributes:
         bind: (outs, ins, attrs, work) -> calls that compute the results.
@@ -36,6 +37,10 @@ class Kernel(NamedTuple):
         fresh: (ins, attrs) -> a function of operands and attributes that allocates the single result, or None. It may
             depend on the shapes, strides and dtypes of the operands, but not on their values.
         needs: (in specs, attrs) -> the host requirements of one launch.
+        takes: (outs, ins, attrs) -> "", or why the kernel does not support these dtypes and layouts. It reads shapes,
+            strides and dtypes but no values.
+        host: True if it reaches memory of its operands by other means than calls of torch (numpy, numba, the VM), or
+            calls torch for the CPU only. A kernel without it runs on any device of torch.
     """
 
     bind: Bind
@@ -43,6 +48,8 @@ class Kernel(NamedTuple):
     where: str
     fresh: Choose | None = None
     needs: Asks = lambda ins, attrs: Needs()
+    takes: Takes = lambda outs, ins, attrs: ""
+    host: bool = False
 
 
 KERNELS: dict[str, Kernel] = {}
@@ -58,13 +65,13 @@ def statistic(dtype: DType) -> DType:
 
 
 @lru_cache(maxsize=512)
-def _constant(value: float, dtype: torch.dtype) -> torch.Tensor:
-    return torch.tensor(value, dtype=dtype)
+def _constant(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.tensor(value, dtype=dtype, device=device)
 
 
 def number(value: float, like: torch.Tensor) -> torch.Tensor:
-    """Return `value` as a cached 0-d tensor in the dtype of `like`; ATen would allocate one per call for a number."""
-    return _constant(value, like.dtype)
+    """Return `value` as a cached 0-d tensor like `like`; ATen would allocate one per call for a number."""
+    return _constant(value, like.dtype, like.device)
 
 
 def copy_to_outputs(outs: Tensors, ins: Tensors) -> list[Call]:
@@ -79,7 +86,7 @@ def host(t: torch.Tensor) -> np.ndarray:
 
 def kernel(
     name: str, work: Work | None = None, *, widen: bool = False, fresh: Choose | None = None,
-    needs: Needs | Asks = _NONE,
+    needs: Needs | Asks = _NONE, host: bool = False, table: dict[str, Kernel] = KERNELS,
 ) -> Callable[[Bind], Bind]:  # fmt: skip
     """Return a decorator that registers the `bind` function of a kernel.
 
@@ -88,15 +95,18 @@ def kernel(
         fresh: function (ins, attrs) -> a function that allocates the result, or None (`Kernel.fresh`).
         needs: the host requirements, or a function that returns those of one launch.
         widen: 16-bit operands are converted to float32, and 16-bit results are computed in float32 and rounded once.
+        host: see `Kernel`.
+        table: the table that it enters.
     """
 
     def enter(bind: Bind) -> Bind:
-        if name in KERNELS:
+        if name in table:
             raise ValueError(f"kernel {name!r} is already registered")
         code = inspect.unwrap(bind).__code__
         where = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
         asks: Asks = (lambda ins, attrs, given=needs: given) if isinstance(needs, Needs) else needs
-        KERNELS[name] = Kernel(*(_widened(bind, work) if widen else (bind, work)), where, fresh, asks)
+        made = _widened(bind, work) if widen else (bind, work)
+        table[name] = Kernel(*made, where, fresh, asks, host=host)
         return bind
 
     return enter

@@ -124,8 +124,8 @@ def _taps(n: int, m: int, attrs: Attrs, like: torch.Tensor, axis: int) -> list[t
     else:
         indices, weights = _means(n, m) if mode == "mean" else _between(n, m, attrs["align_corners"])
     shape = (-1, *(1,) * (like.dim() - 1 - axis))
-    wide = torch.from_numpy(weights).to(like.dtype)
-    return [(torch.from_numpy(p), w.view(shape)) for p, w in zip(indices, wide, strict=True)]
+    wide = torch.as_tensor(weights).to(like.dtype)
+    return [(torch.as_tensor(p), w.view(shape)) for p, w in zip(indices, wide, strict=True)]
 
 
 def _stages(start: Sequence[int], end: Sequence[int], rank: int) -> list[tuple[int, tuple[int, ...]]]:

@@ -17,6 +17,7 @@ import torch
 from graphwright.array.backend import Attrs, Call
 from graphwright.array.cpu.kernel import Tensors, kernel, number
 from graphwright.array.cpu.terms import PRIMITIVES, Term
+from graphwright.array.cpu.words import fill_words_by_torch
 from graphwright.array.dtype import bool_, float32, float64, int32
 from graphwright.array.formulas import gates, specialise
 from graphwright.array.spec import Spec
@@ -28,6 +29,8 @@ _CELL = 2.0**-24
 
 def words(out: torch.Tensor, key: torch.Tensor, attrs: Attrs, shift: int = 8) -> Call:
     """Return a call that fills a contiguous int32 or int64 tensor with random words, shifted right by `shift` bits."""
+    if out.device.type != "cpu":
+        return partial(fill_words_by_torch, out.view(-1), key, attrs["stream"], shift)
     from graphwright.array.cpu.loops import fill_words  # loads numba
 
     return partial(fill_words, out.view(-1).numpy(), key.numpy(), attrs["stream"], shift)
@@ -168,7 +171,7 @@ def _arrays(ins: Tensors) -> list[np.ndarray]:
     return [t.numpy() for t in ins]
 
 
-@kernel("gate", lambda o, i, a: [i[0]] * 3, widen=True)
+@kernel("gate", lambda o, i, a: [i[0]] * 3, widen=True, host=True)
 def gate(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Compute the values of all gates as one vector, then copy each part of it to its result."""
     from graphwright.array.cpu.loops import fill_gates  # loads numba
@@ -178,7 +181,7 @@ def gate(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]
     return calls + [partial(o.copy_, part) for o, part in zip(outs, torch.split(work[0], sizes), strict=True)]
 
 
-@kernel("gate_grad", lambda o, i, a: [i[0]] * 4, widen=True)
+@kernel("gate_grad", lambda o, i, a: [i[0]] * 4, widen=True, host=True)
 def gate_grad(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Compute the gradient of `gate` with the same noise; upstream gradients that are not given count as 0."""
     from graphwright.array.cpu.loops import fill_gates, pull_back

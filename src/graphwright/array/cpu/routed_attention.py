@@ -46,7 +46,7 @@ class _Tokens:
         The rows ascend.
         """
         ends = checked_runs(self.offsets, self.rows, self.pairs, len(self.x), pairs)
-        starts = torch.arange(1, self.batch) * self.time
+        starts = torch.arange(1, self.batch, device=self.rows.device) * self.time
         for e, (a, b) in enumerate(pairwise(ends)):
             if a == b:
                 continue
@@ -61,7 +61,7 @@ class _Tokens:
         if self.theta is None:
             return None
         own, half = self.positions[sequence if len(self.positions) > 1 else 0], width // 2
-        powers = torch.arange(half, dtype=self.wide) * (-log(self.theta) / half)
+        powers = torch.arange(half, dtype=self.wide, device=own.device) * (-log(self.theta) / half)
         angle = own[rows % self.time].to(self.wide).unsqueeze(1) * powers.exp()
         return angle.cos(), angle.sin()
 
@@ -116,7 +116,7 @@ def routed_attention(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -
     heads, (out,) = _Heads(ins, attrs["theta"]), outs
 
     def run() -> None:
-        total = torch.zeros(heads.x.shape, dtype=heads.wide)
+        total = torch.zeros(heads.x.shape, dtype=heads.wide, device=out.device)
         for _, (*_, o), t in heads.packed():
             mixed = torch.cat([shown @ t.v[keys] for _, keys, shown in _tiles(t)])
             total.index_add_(0, t.rows, (mixed @ o.t()).mul_(heads.share(t)))
@@ -131,7 +131,7 @@ def routed_attention_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: T
     found: dict[int, Any] = dict(zip(attrs["wanted"], outs, strict=True))
 
     def run() -> None:
-        sums = {slot: torch.zeros(out.shape, dtype=heads.wide) for slot, out in found.items()}
+        sums = {slot: torch.zeros(out.shape, dtype=heads.wide, device=out.device) for slot, out in found.items()}
         for e, matrices, t in heads.packed():
             _gradients(sums, FIRST_HEAD + e * HEAD_WIDTH, matrices, t, g[t.rows].to(heads.wide), heads.share(t))
         for slot, out in found.items():
@@ -200,12 +200,13 @@ def routed_attention_cached(outs: Tensors, ins: Tensors, attrs: Attrs, work: Ten
     def entries(sequence: int, start: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the flat indices [n] of a sequence's entries in the cache, and which heads have them, bool [n, E]."""
         stop = start + tokens.time
-        found = mapped_pages(table[sequence], 0, stop, block, blocks).long().unsqueeze(1) * block + torch.arange(block)
+        found = mapped_pages(table[sequence], 0, stop, block, blocks).long().unsqueeze(1) * block
+        found = found + torch.arange(block, device=table.device)
         slots = found.view(-1)[:stop]
         return slots, keys[:, key_columns[-1].stop :][slots] > 0.5
 
     def run() -> None:
-        total = torch.zeros(tokens.x.shape, dtype=tokens.wide)
+        total = torch.zeros(tokens.x.shape, dtype=tokens.wide, device=out.device)
         starts = lengths.tolist()
         known = {s: entries(s, start) for s, start in enumerate(starts) if start >= 0}
         for e, sequence, rows, pairs in tokens.runs(len(weights)):

@@ -20,7 +20,7 @@ from graphwright.array.vm.code import SCRATCH, Code
 _FAINT = np.float32(-87.0)  # exponentials of smaller numbers are subnormal, and count as 0
 
 
-@kernel("sample_token", lambda outs, ins, attrs: [Spec((SCRATCH // 8,), int64)])
+@kernel("sample_token", lambda outs, ins, attrs: [Spec((SCRATCH // 8,), int64)], host=True)
 def sample_token(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """Sample one token id per row of logits."""
     from graphwright.array.vm.machine import loops_of, part  # loads numba

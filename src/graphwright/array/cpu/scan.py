@@ -9,7 +9,7 @@ from graphwright.array.backend import Attrs, Call
 from graphwright.array.cpu.kernel import Tensors, kernel
 
 
-@kernel("linear_scan", widen=True)
+@kernel("linear_scan", widen=True, host=True)
 def linear_scan(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """Run the recurrence along an axis; the entries of the axes after it are computed together."""
     from graphwright.array.cpu.loops import scan_rows  # loads numba

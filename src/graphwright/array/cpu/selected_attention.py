@@ -98,7 +98,7 @@ class _Selected:
         """Return what `_Lists` describes for some lists and their columns [m, c]."""
         parts = self.lists.shape[0] // (self.batch * self.groups)
         part, number = rows // parts, rows % parts
-        token = number.unsqueeze(1) * self.tile + torch.arange(self.tile)
+        token = number.unsqueeze(1) * self.tile + torch.arange(self.tile, device=rows.device)
         exists = token < self.length
         token = token.clamp(max=self.length - 1)
         queries = part.unsqueeze(1) * self.length + token
@@ -109,7 +109,7 @@ class _Selected:
         m, c = own.shape
         q = self.q[queries].reshape(m, -1, self.width)
         k, v = (t[blocks].view(m, c * self.block, t.shape[2]) for t in (self.k, self.v))
-        at = (own.unsqueeze(2) * self.block + torch.arange(self.block)).view(m, 1, -1)
+        at = (own.unsqueeze(2) * self.block + torch.arange(self.block, device=own.device)).view(m, 1, -1)
         seen = (at <= (token + self.start).repeat_interleave(self.repeats, 1).unsqueeze(2)) & (at < self.keys)
         gates = self.gates[rows].gather(1, columns).repeat_interleave(self.block, 1).unsqueeze(1)
         scores = torch.bmm(q, k.transpose(1, 2)).mul_(self.scale).masked_fill_(~seen, -inf)
@@ -147,7 +147,7 @@ def sdpa_selected(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> C
 
     def run() -> None:
         s = _Selected(ins, attrs)
-        made = torch.zeros(s.q.shape[:2] + s.v.shape[2:], dtype=s.wide)
+        made = torch.zeros(s.q.shape[:2] + s.v.shape[2:], dtype=s.wide, device=s.q.device)
         for t in s.batches(s.blocks_read()):
             mixed = torch.bmm(t.powers * t.gates, t.v) / t.total.masked_fill(t.total == 0, 1.0)
             made[t.queries[t.exists]] = mixed.view(*t.queries.shape, s.repeats, -1)[t.exists]
