@@ -6,16 +6,22 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from fake_cuda import LimitedDriver
 
 from graphwright.array import Device
+from graphwright.array.cuda.driver import TorchDriver
 from graphwright.array.memory_pool import DeviceFull, Driver, DriverError
 from graphwright.testing.simulated_device import InjectedFault, RuleBroken, SimDriver
 
-DRIVERS: dict[str, Callable[[], Driver]] = {"sim": SimDriver}
-"""Makers of drivers for the conformance tests; those of real devices join them where there is one."""
+DRIVERS: dict[str, Callable[[], Driver]] = {
+    "sim": SimDriver,
+    "fake": LimitedDriver,
+    "cuda": lambda: TorchDriver(Device("cuda")),
+}
+"""Makers of drivers for the conformance tests: simulated, on a fake of torch.cuda, and of a GPU."""
 
 
-@pytest.fixture(params=DRIVERS)
+@pytest.fixture(params=["sim", "fake", pytest.param("cuda", marks=pytest.mark.gpu)])
 def driver(request: pytest.FixtureRequest) -> Driver:
     return DRIVERS[request.param]()
 

@@ -142,7 +142,8 @@ class DeviceBackend:
 
     def wrap(self, array: NDArray) -> torch.Tensor:
         """Return a torch tensor over the memory of an array, whose strides must not be negative."""
-        return torch.as_strided(_typed(array.storage, array.dtype), array.shape, array.strides, array.offset)
+        block = _typed(array.storage, array.dtype)
+        return torch.as_strided(block, array.shape, array.strides, block.storage_offset() + array.offset)
 
     def adopt(self, other: Any) -> NDArray:
         """Return an array over the memory of an object that supports DLPack, which it keeps alive."""

@@ -24,6 +24,8 @@ class ReadOnlyArray(ComputeError):
 
 
 _new = object.__new__
+_DLPACK = {"cpu": 1, "cuda": 2}
+"""Device kind -> its number in DLPack."""
 
 
 class OneElement:
@@ -271,15 +273,16 @@ class NDArray(OneElement):
         """Export the array by DLPack, sharing its memory unless `copy`. Raises: BufferError if this is impossible."""
         if copy:
             return self.copy().__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device)
-        if self.storage.readonly or min(self.strides, default=0) < 0 or self.device != CPU:
-            off, read = "it is not on the CPU", "it is read-only"
-            why = off if self.device != CPU else read if self.storage.readonly else "it has a negative stride"
+        off = self.device.kind not in _DLPACK
+        if self.storage.readonly or min(self.strides, default=0) < 0 or off:
+            read, apart = "it is read-only", "other libraries do not know the device"
+            why = apart if off else read if self.storage.readonly else "it has a negative stride"
             raise BufferError(f"cannot export {self.spec} on {self.device} by DLPack: {why}")
         return self.impl.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return (kind, index) as in DLPack: (1, 0) is the CPU."""
-        return (1, 0)
+        """Return (kind, index) as in DLPack: (1, 0) is the CPU, (2, i) is GPU i."""
+        return _DLPACK.get(self.device.kind, 1), self.device.index
 
     def to_numpy(self, dtype: npt.DTypeLike | None = None, *, bits: bool = False) -> np.ndarray:
         """Return the elements as a numpy array, sharing memory if neither dtype nor layout needs a copy.
@@ -405,10 +408,13 @@ def from_dlpack(other: Any, *, copy: bool | None = None) -> NDArray:
 
     Args:
         copy: True copies the elements instead.
-    Raises: DeviceUnavailable for memory that is not on the CPU; errors of the exporting library (read-only memory).
+    Raises: DeviceUnavailable for memory of a device that is not available; errors of the exporting library (read-only
+        memory).
     """
-    where = other.__dlpack_device__()
-    if where[0] != 1:
-        raise DeviceUnavailable("this memory is not on the CPU", got=f"DLPack device {where}", fix="copy it to the CPU")
-    array = backend(CPU).adopt(other)
+    number, index = other.__dlpack_device__()
+    kind = {code: kind for kind, code in _DLPACK.items()}.get(number)
+    if kind is None:
+        raise DeviceUnavailable("this memory is not on the CPU or a GPU", got=f"DLPack device {(number, index)}",
+                                fix="copy it to the CPU")  # fmt: skip
+    array = backend(Device(kind, index if kind != "cpu" else 0)).adopt(other)
     return array.copy() if copy else array

@@ -103,6 +103,7 @@ class PatternMirror:
             self._edges = max(2 * slots, FEWEST_EDGES) if capacity is None else capacity
             self._allocate(2)
             self._seen = pattern.version
+            self._copy()  # kernels read numbers of the table when they are bound
             pattern.watchers.append(ref(self))
 
     @property

@@ -7,11 +7,12 @@ work is queued: inside `with torch.cuda.stream(s)` arrays are computed on s.
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 
@@ -50,6 +51,22 @@ class _Handle(int):
         return made
 
 
+class _Capture(NamedTuple):
+    """A capture: its graph, the context in which `side` is torch's current stream, and the stream that it is for.
+
+    Attributes:
+        known: the number that `side` had before, if any.
+        collects: whether Python's garbage collection was on.
+    """
+
+    graph: Any
+    inside: Any
+    side: Any
+    number: int
+    known: int | None
+    collects: bool
+
+
 class TorchDriver:
     """The driver of one GPU.
 
@@ -69,7 +86,8 @@ class TorchDriver:
         self._streams: dict[int, Any] = {}
         self._numbers: dict[int, int] = {}
         self._events = self._graphs = 0
-        self._capture: Any = None
+        self._capture: _Capture | None = None
+        self._side: Any = None
         self._late: list[tuple[Any, Any]] = []
 
     # -- memory ------------------------------------------------------------------------------------------------------
@@ -155,7 +173,7 @@ class TorchDriver:
         During a capture it is recorded only when that has ended: an event of captured work cannot be asked for.
         """
         self._events += 1
-        event, there = self.cuda.Event(), self._of(stream)
+        event, there = self.cuda.Event(), self._streams[self.current(stream)]
         if self._capture is None:
             event.record(there)
         else:
@@ -188,7 +206,9 @@ class TorchDriver:
         return known
 
     def _of(self, stream: int) -> Any:
-        return self._streams[self.current(stream)]
+        """Return torch's stream for work on `stream`: during a capture, the side stream for the one that captures."""
+        number, capture = self.current(stream), self._capture
+        return capture.side if capture is not None and capture.number == number else self._streams[number]
 
     @contextmanager
     def _on(self, stream: int) -> Iterator[None]:
@@ -201,8 +221,11 @@ class TorchDriver:
         """Begin to capture on a side stream that waits for `stream` and is torch's current one until `end_capture`."""
         if self._capture is not None:
             raise DriverError("a stream captures already", where=str(self.device))
-        origin, side, graph = self._of(stream), self.cuda.Stream(device=self.device.index), self.cuda.CUDAGraph()
-        side.wait_stream(origin)
+        number, graph = self.current(stream), self.cuda.CUDAGraph()
+        if self._side is None:
+            self._side = self.cuda.Stream(device=self.device.index)
+        side = self._side
+        side.wait_stream(self._streams[number])
         inside = self.cuda.stream(side)
         inside.__enter__()
         try:
@@ -210,20 +233,29 @@ class TorchDriver:
         except BaseException:
             inside.__exit__(None, None, None)
             raise
-        self._capture = graph, inside, side, origin
+        known = self._numbers.get(side.cuda_stream)
+        self._numbers[side.cuda_stream] = number  # what is captured runs on the stream that replays it
+        self._capture = _Capture(graph, inside, side, number, known, gc.isenabled())
+        gc.disable()  # it might destroy another graph, which a capture forbids
 
     @_typed_errors
     def end_capture(self, stream: int) -> int:
         """End the capture and return its graph. torch's current stream is the one before, even if this raises."""
         if self._capture is None:
             raise DriverError("no capture was begun", where=str(self.device))
-        (graph, inside, side, origin), self._capture = self._capture, None
+        (graph, inside, side, number, known, collects), self._capture = self._capture, None
         try:
             graph.capture_end()
         finally:
+            if collects:
+                gc.enable()
+            if known is None:
+                del self._numbers[side.cuda_stream]
+            else:
+                self._numbers[side.cuda_stream] = known
             inside.__exit__(None, None, None)
             with suppress(RuntimeError):  # the error of the capture matters more
-                origin.wait_stream(side)
+                self._streams[number].wait_stream(side)
             late, self._late = self._late, []
             for event, there in late:
                 event.record(there)
