@@ -18,7 +18,7 @@ from op_cases import draws
 from graphwright.array import CPU, Device, NDArray, from_numpy
 from graphwright.array.backend import Needs, use
 from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, Kernel, kernel, kernel_of
-from graphwright.array.cuda.backend import CudaBackend
+from graphwright.array.cuda.cuda_backend import CudaBackend
 from graphwright.array.cuda.torch_kernels import TORCH
 from graphwright.array.spec import Spec
 from graphwright.ops import OPS, call, compute, expansion
@@ -207,7 +207,7 @@ def test_a_kernel_of_triton_is_preferred_where_it_takes_the_operands(gpu: CudaBa
 def test_an_op_without_a_kernel_runs_on_the_host_with_a_reason(gpu: CudaBackend, monkeypatch: Any) -> None:
     monkeypatch.setitem(KERNELS, "tanh", KERNELS.get("tanh", kernel_of("tanh"))._replace(host=True))  # pyright: ignore
     x = from_numpy(np.arange(3, dtype=np.float32)).to(SIM)
-    monkeypatch.setattr("graphwright.array.cuda.backend.torch_functions", {})
+    monkeypatch.setattr("graphwright.array.cuda.cuda_backend.torch_functions", {})
     gpu._choices.clear()
     asked = gpu.needs("tanh", [x.spec], [x.spec], {})
     assert asked == Needs(fallback="tanh has no kernel for a GPU")

@@ -13,6 +13,8 @@ from __future__ import annotations
 import os
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, Unpack
 
@@ -21,7 +23,7 @@ import numpy as np
 from graphwright.array.device import Device
 from graphwright.array.dtype import uint8
 from graphwright.array.ndarray import NDArray, empty, from_numpy
-from graphwright.errors import ComputeError, Facts, UsageError
+from graphwright.errors import ComputeError, Facts, OutOfMemory, UsageError
 
 Address = int | np.ndarray
 """An address on the device, or bytes of the host (uint8)."""
@@ -37,7 +39,7 @@ class DeviceFull(DriverError):
     """The device does not have enough free memory."""
 
 
-class OutOfDeviceMemory(ComputeError):
+class OutOfDeviceMemory(OutOfMemory):
     """A pool could not allocate, even after returning its cached segments to the driver.
 
     Attributes:
@@ -45,15 +47,29 @@ class OutOfDeviceMemory(ComputeError):
         live, reserved: bytes in use, and bytes that the pool took from the driver.
         largest_free: the largest free piece.
         owners: (bytes, name) of the largest live blocks.
+        room: bytes of the largest block that could be allocated.
     """
 
     def __init__(
         self, what: str, *, asked: int = 0, live: int = 0, reserved: int = 0, largest_free: int = 0,
-        owners: tuple[tuple[int, str], ...] = (), **facts: Unpack[Facts],
+        owners: tuple[tuple[int, str], ...] = (), room: int = 0, **facts: Unpack[Facts],
     ) -> None:  # fmt: skip
         super().__init__(what, **facts)
-        self.asked, self.live, self.reserved = asked, live, reserved
+        self.asked, self.live, self.reserved, self.room = asked, live, reserved, room
         self.largest_free, self.owners = largest_free, owners
+
+
+_owner: ContextVar[str] = ContextVar("graphwright_owner", default="")
+
+
+@contextmanager
+def owner(name: str) -> Iterator[None]:
+    """Name the blocks that are allocated while active: errors and summaries show what holds memory."""
+    token = _owner.set(name)
+    try:
+        yield
+    finally:
+        _owner.reset(token)
 
 
 class Driver(Protocol):
@@ -222,7 +238,11 @@ class MemoryPool:
         self._reserved = self._live = self._taken = self._peak = 0
 
     def alloc(self, nbytes: int, stream: int = 0, owner: str = "") -> Block:
-        """Allocate a block for a stream. Raises: OutOfDeviceMemory, after returning the free segments to the driver."""
+        """Allocate a block for a stream, by default for the present `owner`.
+
+        Raises: OutOfDeviceMemory, after returning the free segments to the driver.
+        """
+        owner = owner or _owner.get()
         size = size_class(nbytes)
         piece = self._fitting(size) or self._segment(size)
         if piece is None:
@@ -364,11 +384,12 @@ class MemoryPool:
     def _full(self, nbytes: int) -> OutOfDeviceMemory:
         largest = max((pieces[-1][0] for pieces in self._free.values() if pieces), default=0)
         owners = self._largest()
-        live, reserved = self._live, self._reserved
+        live, reserved, (free, _) = self._live, self._reserved, self.driver.mem_info()
+        room = max(largest, free if self.limit is None else min(free, self.limit - reserved)) // SLAB * SLAB
         top = ", ".join(f"{name or 'unnamed'} {size:,}" for size, name in owners)
         return OutOfDeviceMemory(
             "out of device memory", asked=nbytes, live=live, reserved=reserved, largest_free=largest,
-            owners=tuple(owners), where=str(self.driver.device), expected=f"{nbytes:,} bytes",
+            owners=tuple(owners), room=room, where=str(self.driver.device), expected=f"{nbytes:,} bytes",
             got=f"{live:,} live, {reserved:,} reserved, {largest:,} in the largest free piece; {top}",
             fix="use smaller batches, or free arrays that are no longer needed",
         )  # fmt: skip

@@ -358,6 +358,8 @@ def empty(shape: tuple[int, ...], dtype: DType, device: Device = CPU) -> NDArray
     memory = backend(device)
     try:
         made = memory.empty(shape, dtype)
+    except OutOfMemory:  # of a device, which knows more
+        raise
     except (MemoryError, RuntimeError, ValueError) as error:
         raise OutOfMemory("cannot allocate this array", expected="sizes >= 0, and an array that fits in memory",
                           got=f"{dtype.name} of shape {shape}") from error  # fmt: skip

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import numpy as np
 
 from graphwright.array import Device, NDArray
+from graphwright.array.memory_pool import OutOfDeviceMemory
 from graphwright.errors import ComputeError, Facts, GraphwrightError, OutOfMemory, UsageError
 from graphwright.graph import NodeId
 from graphwright.ops.call import kernel_error
@@ -68,28 +69,46 @@ class PlanOutOfMemory(OutOfMemory):
         needed: bytes of the arena, or of the largest value if nothing was planned.
         lower_bound: minimum bytes of any layout of the arena.
         largest: (bytes, path of the node) for each of the largest buffers.
+        room: bytes that could be allocated; None if this is not known.
+        with_remat: bytes of the arena if values are computed again to make it smaller; None if this was not tried.
     """
 
     def __init__(
-        self, what: str, *, needed: int, lower_bound: int, largest: tuple[tuple[int, str], ...], **facts: Unpack[Facts]
-    ) -> None:
+        self, what: str, *, needed: int, lower_bound: int, largest: tuple[tuple[int, str], ...],
+        room: int | None = None, with_remat: int | None = None, **facts: Unpack[Facts],
+    ) -> None:  # fmt: skip
         facts.setdefault("got", "; ".join(f"{path} {size:,}" for size, path in largest))
         facts.setdefault("fix", "a smaller batch, remat=bytes, or several runs on parts of the batch")
         super().__init__(what, **facts)
         self.needed, self.lower_bound, self.largest = needed, lower_bound, largest
+        self.room, self.with_remat = room, with_remat
 
     @classmethod
-    def of_arena(cls, plan: Plan, device: Device) -> Self:
-        """Make the error for a plan whose arena cannot be allocated on `device`."""
+    def of_arena(cls, plan: Plan, device: Device, cause: Exception) -> Self:
+        """Make the error for a plan whose arena cannot be allocated on `device`.
+
+        If the cause says how much memory is left, the error says what computing values again would save.
+        """
         first: dict[int, str] = {}
         for slot in plan.result_slots():
             assert slot.value is not None
             first.setdefault(slot.buffer, plan.path(slot.value.node))
-        largest = sorted((b for b in plan.buffers if b.kind in ARENA and b.last >= 0), key=lambda b: -b.nbytes)[:5]
-        return cls(f"out of memory for the plan's arena on {device}", needed=plan.arena_bytes,
-                   lower_bound=plan.lower_bound,
-                   largest=tuple((b.nbytes, first.get(b.index, "scratch")) for b in largest), where=plan.program.name,
-                   expected=f"{plan.arena_bytes:,} bytes, of which {plan.lower_bound:,} are live at once")  # fmt: skip
+        buffers = sorted((b for b in plan.buffers if b.kind in ARENA and b.last >= 0), key=lambda b: -b.nbytes)[:5]
+        largest = tuple((b.nbytes, first.get(b.index, "scratch")) for b in buffers)
+        facts: Facts = {
+            "where": plan.program.name,
+            "expected": f"{plan.arena_bytes:,} bytes, of which {plan.lower_bound:,} are live at once",
+        }
+        room = with_remat = None
+        if isinstance(cause, OutOfDeviceMemory) and plan.options.remat is None:
+            room, with_remat = cause.room, plan.arena_with_remat(cause.room)
+            held = "; ".join(f"{path} {size:,}" for size, path in largest)
+            facts["got"] = f"room for {room:,} bytes; the largest buffers: {held}"
+            least = f"with remat={with_remat} the arena takes {with_remat:,} bytes"
+            facts["fix"] = least if with_remat <= room else f"a smaller batch, as even {least}"
+        what = f"out of memory for the plan's arena on {device}"
+        known: Any = {"largest": largest, "room": room, "with_remat": with_remat, **facts}
+        return cls(what, needed=plan.arena_bytes, lower_bound=plan.lower_bound, **known)
 
 
 class PlanReplaced(Exception):

@@ -27,7 +27,7 @@ from graphwright.plan.planning.hazards import CAPTURED, Region, regions
 from graphwright.plan.planning.native import loops
 from graphwright.plan.planning.passes import aligned
 from graphwright.plan.planning.planner import BufferLayout, Patched, lay_out
-from graphwright.plan.planning.remat import within
+from graphwright.plan.planning.remat import smallest_arena, within
 from graphwright.plan.planning.rewrites import BY_VALUE
 from graphwright.plan.running.capture import CaptureExecutable
 from graphwright.plan.running.executable import BoundCall, Executable, check_override
@@ -360,6 +360,17 @@ class Plan:
         Raises: UsageError if `i` is out of range.
         """
         return self._freed[checked_index(self, "instrs", i, len(self.instrs))]
+
+    def arena_with_remat(self, enough: int, seconds: float = 2.0) -> int:
+        """Return the bytes of the smallest arena found by recomputing values, until it has at most `enough` bytes.
+
+        With `remat` of at least this many bytes, the program can be compiled for the same inputs.
+
+        Args:
+            seconds: when the search ends, however small the arena is by then.
+        """
+        once = replace(self.options, remat=None)
+        return smallest_arena(self, enough, lambda q: make_plan(q, self.inputs, [*self.outputs], once), seconds)
 
     def memory_timeline(self) -> tuple[int, ...]:
         """Return the live bytes of the arena at each instruction."""

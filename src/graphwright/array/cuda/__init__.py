@@ -119,7 +119,7 @@ def make(device: Device) -> Any:
         why = f"there {'is 1 GPU' if count == 1 else f'are {count} GPUs'}, the last with index {count - 1}"
         fix = f'device="cuda:{count - 1}"'
     else:
-        from graphwright.array.cuda.backend import CudaBackend
+        from graphwright.array.cuda.cuda_backend import CudaBackend
         from graphwright.array.cuda.driver import TorchDriver
 
         return CudaBackend(device, TorchDriver(device))

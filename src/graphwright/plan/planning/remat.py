@@ -9,8 +9,9 @@ Source for the rule: Kirisame et al. 2021, "Dynamic Tensor Rematerialization", s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Unpack
 
 from graphwright.errors import ComputeError, Facts
@@ -45,6 +46,33 @@ class BudgetImpossible(ComputeError):
         self.best = best
 
 
+def smallest_arena(plan: Plan, enough: int, plan_of: Callable[[Program], Plan], seconds: float) -> int:
+    """Return the bytes of the smallest arena found by recomputing values, until it has at most `enough` bytes.
+
+    The search ends after `seconds`, at the latest with the plan that is made then.
+    """
+    best, until = plan.arena_bytes, monotonic() + seconds
+    for smaller, _ in _smaller(plan, plan_of):
+        best = min(best, smaller.arena_bytes)
+        if best <= enough or monotonic() > until:
+            break
+    return best
+
+
+def _smaller(plan: Plan, plan_of: Callable[[Program], Plan]) -> Iterator[tuple[Plan, str]]:
+    """Yield plans that recompute one value more each, with the path of the node that computes it, to the last one."""
+    while True:
+        now = _fullness(plan)
+        for candidate in _candidates(plan)[:_TRIED]:
+            trial = plan_of(candidate.applied(plan.program))
+            if _fullness(trial) < now:
+                plan = trial
+                yield trial, candidate.path
+                break
+        else:
+            return
+
+
 def within(p: Program, budget: int, plan_of: Callable[[Program], Plan]) -> tuple[Plan, tuple[str, ...]]:
     """Return a plan whose arena has at most `budget` bytes, and the paths of the recomputed nodes.
 
@@ -52,19 +80,15 @@ def within(p: Program, budget: int, plan_of: Callable[[Program], Plan]) -> tuple
     """
     plan = plan_of(p)
     recomputed: tuple[str, ...] = ()
-    best = plan.arena_bytes
+    best, smaller = plan.arena_bytes, _smaller(plan, plan_of)
     while plan.arena_bytes > budget:
-        now = _fullness(plan)
-        for candidate in _candidates(plan)[:_TRIED]:
-            trial = plan_of(candidate.applied(plan.program))
-            if _fullness(trial) < now:
-                plan, recomputed = trial, (*recomputed, candidate.path)
-                best = min(best, plan.arena_bytes)
-                break
-        else:
+        found = next(smaller, None)
+        if found is None:
             what = "the arena exceeds the budget, and recomputing no further value makes it smaller"
             raise BudgetImpossible(what, best=best, where=p.name, expected=f"at most {budget:,} bytes",
                                    got=f"{best:,} bytes at best", fix="a larger remat, or a smaller batch")  # fmt: skip
+        plan, path = found
+        best, recomputed = min(best, plan.arena_bytes), (*recomputed, path)
     return plan, recomputed
 
 

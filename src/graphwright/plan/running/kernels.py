@@ -13,6 +13,7 @@ import numpy as np
 
 from graphwright.array import CPU, NDArray, Storage, WriteCount, Writers, backend
 from graphwright.array.backend import queued_failure
+from graphwright.array.memory_pool import owner
 from graphwright.array.pattern_mirror import MirrorBackend, PatternMirror
 from graphwright.array.vm.encode.fuse import Inner, Member, encode_group
 from graphwright.array.vm.encode.operands import View, copy_row
@@ -341,6 +342,7 @@ class BoundKernels:
         if arena.ends != layout.ends:
             arena.grow(layout.ends, self._chunk)
         self.arena = arena
+        self._rebind |= first  # by a later run, if this one finds no memory for a weight
         other = {k for k, v in self.variables.items() if v.data is not self._given.get(k)}
         changed = other & self._given.keys()
         if other:
@@ -391,9 +393,10 @@ class BoundKernels:
     def _chunk(self, i: int, size: int) -> Storage:
         """Allocate chunk `i` of the arena. Raises: PlanOutOfMemory."""
         try:
-            return self.backend.allocate(size) if self.shared is None else self.shared.chunk(self, i, size)
+            with owner(f"arena of {self.plan.program.name}"):
+                return self.backend.allocate(size) if self.shared is None else self.shared.chunk(self, i, size)
         except (MemoryError, RuntimeError) as error:  # torch raises a RuntimeError
-            raise PlanOutOfMemory.of_arena(self.plan, self.device) from error
+            raise PlanOutOfMemory.of_arena(self.plan, self.device, error) from error
 
     def _check_arrays(self, keys: Set[str]) -> None:
         """Raise StalePlan if the shape or dtype of one of these variables is not the planned one."""
@@ -409,14 +412,16 @@ class BoundKernels:
         """Return the array that calls read for a variable; a variable that the plan writes is moved to the device."""
         data, home = _data(variable), self._homes.get(key, self.device)
         if data.device != home and key in self.plan.buffer_layout.written:
-            variable.data = data.to(home)
+            with owner(key):
+                variable.data = data.to(home)
             return variable.data
         if home != CPU and isinstance(variable, PatternVariable):
             mirror = self.mirrors.get(key)
             if mirror is None or mirror.pattern is not variable.pattern:
                 mirror = self.mirrors[key] = PatternMirror(variable.pattern, cast(MirrorBackend, self.backend))
             return mirror.table
-        return converted(data, data.dtype, home)
+        with owner(key):
+            return converted(data, data.dtype, home)
 
     def send_edits(self) -> None:
         """Queue the edits of patterns since the last run; calls are bound again if a pattern outgrew its arrays."""

@@ -45,8 +45,8 @@ class CudaBackend(DeviceBackend):
     """
 
     def __init__(self, device: Device, driver: VisibleDriver, triton: Mapping[str, Kernel] | None = None) -> None:
-        super().__init__(device, driver)
         self.triton = triton_kernels() if triton is None else triton
+        super().__init__(device, driver, fuses=bool(self.triton))
         self._choices: dict[Any, Choice] = {}
 
     def has_kernel(self, name: str) -> bool:
