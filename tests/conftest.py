@@ -95,6 +95,21 @@ def sim():
     use(device)
 
 
+@pytest.fixture
+def gpu():
+    """The backend of a device `sim:1` with the kernels of a GPU, without Triton, over simulated memory."""
+    from graphwright.array import Device
+    from graphwright.array.backend import use
+    from graphwright.array.cuda.cuda_backend import CudaBackend
+    from graphwright.testing.simulated_device import SimDriver
+
+    device = Device("sim:1")
+    made = CudaBackend(device, SimDriver(device), {})
+    use(device, made)
+    yield made
+    use(device)
+
+
 @pytest.fixture(scope="module")
 def young_heap():
     """For tests that collect garbage: freeze the objects of other tests, so that they are not scanned each time.

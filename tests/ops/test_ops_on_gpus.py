@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,16 @@ from emulated_gpu import GPU, OnDevice, emulated
 from op_cases import draws
 
 from graphwright.array import CPU, Device, NDArray, from_numpy
-from graphwright.array.backend import Needs, use
+from graphwright.array.backend import Needs
 from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, Kernel, kernel, kernel_of
 from graphwright.array.cuda.cuda_backend import CudaBackend
 from graphwright.array.cuda.torch_kernels import TORCH
 from graphwright.array.spec import Spec
 from graphwright.ops import OPS, call, compute, expansion
 from graphwright.testing.oracle import assert_close
-from graphwright.testing.simulated_device import SimDriver
 
-SIM = Device("sim")
+THERE = Device("sim:1")
+"""The device of the fixture `gpu`."""
 FEW = 1
 """Draws of an op in the ordinary profile."""
 TABLES = [("torch", name) for name in TORCH] + [
@@ -136,22 +135,13 @@ def test_a_kernel_that_reaches_host_memory_is_found() -> None:
 
 
 # -- the backend -------------------------------------------------------------------------------------------------------
-@pytest.fixture
-def gpu() -> Iterator[CudaBackend]:
-    """The backend of a GPU over the memory of the simulated device, as `sim`."""
-    made = CudaBackend(SIM, SimDriver(SIM), {})
-    use(SIM, made)
-    yield made
-    use(SIM)
-
-
 def _agrees(name: str, count: int, dtype: Any = None) -> None:
     for inputs, attrs in draws(name, count):
         arrays = [from_numpy(np.array(x)) for x in inputs]
         truth = compute(OPS[name], arrays, attrs)
-        made = compute(OPS[name], [a.to(SIM) for a in arrays], attrs)
+        made = compute(OPS[name], [a.to(THERE) for a in arrays], attrs)
         for mine, other in zip(made, truth, strict=True):
-            assert mine.device == SIM
+            assert mine.device == THERE
             assert_close(mine.to(CPU), other.to_numpy(), rtol=1e-9, atol=1e-9, what=name)
 
 
@@ -197,16 +187,16 @@ def test_a_kernel_of_triton_is_preferred_where_it_takes_the_operands(gpu: CudaBa
 
     gpu.triton = {"tanh": Kernel(bind, None, "here", takes=takes)}
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    assert_close(call("tanh", from_numpy(x).to(SIM)).to(CPU), np.tanh(x), rtol=1e-6)
-    assert_close(call("tanh", from_numpy(x).to(SIM).permute(1, 0)).to(CPU), np.tanh(x.T), rtol=1e-6)
+    assert_close(call("tanh", from_numpy(x).to(THERE)).to(CPU), np.tanh(x), rtol=1e-6)
+    assert_close(call("tanh", from_numpy(x).to(THERE).permute(1, 0)).to(CPU), np.tanh(x.T), rtol=1e-6)
     assert seen == ["ran", "ran"]
-    assert_close(call("tanh", from_numpy(x.astype("f8")).to(SIM)).to(CPU), np.tanh(x.astype("f8")), rtol=1e-12)
+    assert_close(call("tanh", from_numpy(x.astype("f8")).to(THERE)).to(CPU), np.tanh(x.astype("f8")), rtol=1e-12)
     assert seen == ["ran", "ran"]
 
 
 def test_an_op_without_a_kernel_runs_on_the_host_with_a_reason(gpu: CudaBackend, monkeypatch: Any) -> None:
     monkeypatch.setitem(KERNELS, "tanh", KERNELS.get("tanh", kernel_of("tanh"))._replace(host=True))  # pyright: ignore
-    x = from_numpy(np.arange(3, dtype=np.float32)).to(SIM)
+    x = from_numpy(np.arange(3, dtype=np.float32)).to(THERE)
     monkeypatch.setattr("graphwright.array.cuda.cuda_backend.torch_functions", {})
     gpu._choices.clear()
     asked = gpu.needs("tanh", [x.spec], [x.spec], {})

@@ -256,9 +256,10 @@ class DeviceBackend:
         made = [here(o) for o in outs]
         work = [empty(s.sizes, s.dtype) for s in
                 self._cpu.workspace(name, [o.spec for o in outs], [i.spec for i in ins], attrs)]  # fmt: skip
-        calls = self._cpu.bind(name, made, given, attrs, work)
+        calls, held = self._cpu.bind(name, made, given, attrs, work), [*given, *made, *work]
 
         def run() -> None:
+            assert held  # code of the VM has the addresses of this memory, and does not keep it
             for i, (array, copy) in enumerate(zip(ins, given, strict=True)):
                 if i not in seen:
                     self._cpu.copy(copy, from_numpy(self.to_host(array), bits=array.dtype))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 import numpy as np
 
 from graphwright.arguments import checked
-from graphwright.array import Device, NDArray
+from graphwright.array import CPU, Device, NDArray, backend
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import ShapeError, UsageError
 from graphwright.models.architectures.architecture import Architecture, Config
@@ -75,6 +75,7 @@ class Model:
         compute: dtype of activations.
         stored: dtype to which weights were converted when opened; `keep` if they were not.
         notes: findings while opening, e.g. rows of the embedding without a token.
+        device: where plans, caches and training of this model run by default, see `to`.
     """
 
     program: Program
@@ -88,6 +89,7 @@ class Model:
     compute: str
     stored: str = "keep"
     notes: Sequence[str] = ()
+    device: Device = CPU
 
     def __post_init__(self) -> None:
         self.notes, self.keys = tuple(self.notes), ShortDict(self.keys)
@@ -142,6 +144,18 @@ class Model:
         self.program.redo(n)
 
     # -- running -----------------------------------------------------------------------------------------------------
+    def to(self, device: Device | str) -> Model:
+        """Run on another device from now on, and return the model.
+
+        Weights stay mapped or where they are. The first run on a device copies there what it reads, in the dtype of
+        the file; training moves what it changes. Caches and steps that exist already stay on their device.
+        Raises: DeviceUnavailable.
+        """
+        there = Device.parse(device)
+        backend(there)
+        self.device = there
+        return self
+
     @property
     def task(self) -> str:
         """What the model computes, such as `causal-lm` or `image-classification`."""
@@ -170,7 +184,7 @@ class Model:
             if isinstance(main, str):
                 given[next(iter(specs))] = [encoded(self, main)]
             feeds, _ = check_feeds(p, {**given, **self._defaults(given)})
-            plan = plan_for(p, {n: t.spec for n, t in feeds.items()}, p.output_names(), CompileOptions(freeze=True))
+            plan = plan_for(p, {n: t.spec for n, t in feeds.items()}, p.output_names(), self._options())
             return {name: found.to_numpy() for name, found in plan(feeds).items()}
 
     def _defaults(self, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -229,13 +243,16 @@ class Model:
                 found = np.take_along_axis(found, np.argsort(order, axis=1)[..., None], 1)
             return found.reshape(*shape, -1)
 
+    def _options(self, deterministic: bool = False) -> CompileOptions:
+        return CompileOptions(freeze=True, deterministic=deterministic, device=self.device)
+
     def _run(self, p: Program, ids: np.ndarray, deterministic: bool, **extra: np.ndarray) -> np.ndarray:
         extend_patterns(p, ids.shape[1])
         shape, ids = ids.shape, padded_ids(p, ids)
         feeds = feeds_of(p, ids, **{name: padded_ids(p, array) for name, array in extra.items()})
         dims = {"B": ids.shape[0], "T": ids.shape[1]}
         specs = {p.path(n): p.spec(n).bind(dims) for n in p.inputs()}
-        plan = plan_for(p, specs, ("logits",), CompileOptions(freeze=True, deterministic=deterministic))
+        plan = plan_for(p, specs, ("logits",), self._options(deterministic))
         result: NDArray = plan(feeds)["logits"]
         host = result.to_numpy("float32")
         host = host[:, : shape[1]] if host.shape[:2] == ids.shape else host
@@ -275,17 +292,17 @@ class Model:
 
     @overload
     def new_cache(
-        self, tokens: int | None, batch: int = 1, *, kind: Literal["static"], device: str = "cpu",
+        self, tokens: int | None, batch: int = 1, *, kind: Literal["static"], device: Device | str | None = None,
         deterministic: bool = False,
     ) -> StaticCache: ...  # fmt: skip
     @overload
     def new_cache(
-        self, tokens: int | None = None, batch: int = 1, *, kind: Literal["paged"] = "paged", device: str = "cpu",
-        deterministic: bool = False, **options: Unpack[PagedKeywords],
+        self, tokens: int | None = None, batch: int = 1, *, kind: Literal["paged"] = "paged",
+        device: Device | str | None = None, deterministic: bool = False, **options: Unpack[PagedKeywords],
     ) -> PagedCache: ...  # fmt: skip
     @keywords(PagedCache)
     def new_cache(
-        self, tokens: int | None = None, batch: int = 1, *, kind: str = "paged", device: str = "cpu",
+        self, tokens: int | None = None, batch: int = 1, *, kind: str = "paged", device: Device | str | None = None,
         deterministic: bool = False, **options: Unpack[PagedKeywords],
     ) -> StaticCache | PagedCache:  # fmt: skip
         """Make an empty KV cache.
@@ -295,13 +312,13 @@ class Model:
             batch: number of sequences; a paged cache only uses it to add one block per sequence.
             kind: `paged` for sequences of any lengths, which can be forked: `cache.sequence()` makes one; `static` for
                 `batch` sequences of equal length in contiguous memory.
-            device: the device that holds the entries and runs the steps.
+            device: the device that holds the entries and runs the steps; by default that of the model.
             deterministic: as in `CompileOptions`, for the steps.
             options: options of a paged cache, see `PagedCache`.
         Raises: UsageError for an unknown kind, options with kind `static`, a size below 1, and for an imported class
             whose tokens depend on earlier ones by other ops than attention.
         """
-        target = Device.parse(device)
+        target = self.device if device is None else Device.parse(device)
         if self.arch.imported is not None:
             check_cacheable_program(self.program)
         if kind == "paged":

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from graphwright.arguments import checked
-from graphwright.array import NDArray, from_numpy, random
+from graphwright.array import CPU, Device, NDArray, backend, from_numpy, random
 from graphwright.array import dtype as array_dtype
 from graphwright.autograd import Parameter
 from graphwright.errors import MissingExtra, UsageError
@@ -46,7 +46,7 @@ from graphwright.safetensors import Checkpoint
 @checked
 def open(
     path: str | os.PathLike[str], *, dtype: str = "keep", compute: str = "float32", tokenizer: bool = True,
-    arch: Architecture | None = None, check: bool = True, trust_code: bool = False,
+    arch: Architecture | None = None, check: bool = True, trust_code: bool = False, device: Device | str = CPU,
 ) -> Model:  # fmt: skip
     """Open a Hugging Face directory (or a .safetensors file beside its config.json) as an editable model.
 
@@ -58,17 +58,21 @@ def open(
         arch: the family; by default the one that the config names.
         check: False opens a saved model with a broken program, for repair.
         trust_code: run modeling code of the directory (`auto_map`), if transformers does not have the class.
-    Raises: ModelNotFound, ConfigError, UnsupportedArchitecture, TensorMismatch listing every tensor that does not fit,
-        UnsupportedDType, UsageError for a dtype that is not floating, HeaderError and other errors of
-        `graphwright.safetensors`; all before the first payload byte is read.
+        device: where the model runs, see `Model.to`.
+    Raises: DeviceUnavailable; ModelNotFound, ConfigError, UnsupportedArchitecture, TensorMismatch listing every tensor
+        that does not fit, UnsupportedDType, UsageError for a dtype that is not floating, HeaderError and other errors
+        of `graphwright.safetensors`; all before the first payload byte is read.
     """
+    there = Device.parse(device)
+    backend(there)
     for name, wanted in ({"compute": compute} | ({} if dtype == "keep" else {"dtype": dtype})).items():
         if not array_dtype(wanted).is_float:
             expected = "float32, bfloat16, ..."
             raise UsageError(f"{name} is not a floating dtype", where=name, expected=expected, got=wanted)
     source = resolve(path)
     directory = source if source.is_dir() else source.parent
-    return read_whole(directory, lambda: _open(source, directory, dtype, compute, tokenizer, arch, check, trust_code))
+    read = lambda: _open(source, directory, dtype, compute, tokenizer, arch, check, trust_code)  # noqa: E731
+    return read_whole(directory, read).to(there)
 
 
 def _open(

@@ -104,7 +104,15 @@ class Trainer:
         inputs: dict[str, Any] = dict.fromkeys(("ids", "positions", "targets"), self._positions)
         amp, clip = r.autocast or None, r.clip or None
         self.step = compile_step(
-            model.program, _loss, self.optimizer, inputs, amp=amp, clip=clip, deterministic=r.deterministic, also=also
+            model.program,
+            _loss,
+            self.optimizer,
+            inputs,
+            amp=amp,
+            clip=clip,
+            deterministic=r.deterministic,
+            device=model.device,
+            also=also,
         )
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:

@@ -232,7 +232,7 @@ def _new_cache(model: Model, tokens: int, deterministic: bool) -> KVCache:
             raise
         text = f"{error.what}; each token runs the whole text again ({model.directory.name})"
         warnings.warn(text, RecomputedGeneration, stacklevel=_callers_level())
-        return RecomputedCache(model.program)
+        return RecomputedCache(model.program, model.device)
 
 
 def _callers_level() -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import CPU, NDArray
+from graphwright.array import CPU, Device, NDArray
 from graphwright.errors import UsageError
 from graphwright.models.generation.cache import FingerprintWatch, KVCache, StaticCache, StaticSnapshot
 from graphwright.models.generation.cached_program import StepPlans, StepResult, derived_for
@@ -80,18 +80,20 @@ def _logits(p: Program, ids: np.ndarray) -> np.ndarray:
     return _run(p, ids).to_numpy("float32")
 
 
-def _run(p: Program, ids: np.ndarray) -> NDArray:
+def _run(p: Program, ids: np.ndarray, device: Device = CPU) -> NDArray:
     length, ids = ids.shape[1], padded_ids(p, ids)
     feeds = feeds_of(p, ids)
     sizes = {"B": ids.shape[0], "T": ids.shape[1]}
     specs = {p.path(n): p.spec(n).bind(sizes) for n in p.inputs()}
-    return plan_for(p, specs, ("logits",), CompileOptions(freeze=True))(feeds)["logits"][:, :length]
+    options = CompileOptions(freeze=True, device=device)
+    return plan_for(p, specs, ("logits",), options)(feeds)["logits"].to(CPU)[:, :length]
 
 
 class RecomputedCache(KVCache):
     """The ids of one sequence, without keys and values: each step runs the program on all of them."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, device: Device = CPU) -> None:
+        self.device = device
         super().__init__(program, 1, FingerprintWatch(program))
         self.steps = StepPlans(program, lambda last_only: derived_for(program, 1, last_only), CPU, True)
 
@@ -111,7 +113,7 @@ class RecomputedCache(KVCache):
         return self.tokens.shape[1]
 
     def _run(self, ids: np.ndarray, all_logits: bool, requests: Requests) -> StepResult:
-        logits = _run(self.program, np.concatenate([self.tokens, ids], axis=1))
+        logits = _run(self.program, np.concatenate([self.tokens, ids], axis=1), self.device)
         return logits[:, -ids.shape[1] if all_logits else -1 :], None
 
     def prefill(self, ids: np.ndarray, *, chunk: int = 0, allow_stale: bool = False) -> np.ndarray:

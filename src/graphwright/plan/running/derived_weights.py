@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from hashlib import blake2b
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
-from graphwright.array import Device, DType, NDArray, Spec, Storage, empty
+from graphwright.array import Device, DType, NDArray, Spec, Storage, backend, empty
 from graphwright.ops import compute, get
 from graphwright.plan.table import Instr
 
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from graphwright.plan.plan import Plan
     from graphwright.plan.planning.plan_tables import PlanTables
 
-_converted: WeakKeyDictionary[NDArray, dict[tuple[DType, Device], tuple[int, ref[Storage]]]] = WeakKeyDictionary()
-_numbers: WeakKeyDictionary[NDArray, int] = WeakKeyDictionary()
+_converted: WeakKeyDictionary[NDArray, dict[tuple[DType, int], tuple[int, ref[Storage]]]] = WeakKeyDictionary()
+_numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+"""Array, or backend of a device -> its number: another backend of the same device cannot read what one has copied."""
 _next = count()
 _folded: WeakValueDictionary[bytes, Storage] = WeakValueDictionary()
 """Digest of what a folded value is computed from -> its memory, while an executable uses it."""
@@ -30,18 +31,18 @@ def converted(source: NDArray, dtype: DType, device: Device) -> NDArray:
     """
     if dtype is source.dtype and device == source.device:
         return source
-    known = _converted.setdefault(source, {})
-    version, found = known.get((dtype, device), (-1, None))
+    known, key = _converted.setdefault(source, {}), (dtype, _number(backend(device)))
+    version, found = known.get(key, (-1, None))
     storage = found() if found is not None else None
     if storage is not None and version == source.storage.version:
         return NDArray(storage, dtype, source.shape)
     if storage is not None and device != source.device:
-        known[dtype, device] = (source.storage.version, ref(storage))
+        known[key] = (source.storage.version, ref(storage))
         return NDArray(storage, dtype, source.shape).copy_from(source.to(device))
     result = source.to(device) if device != source.device else source
     if dtype is not source.dtype:
         result = empty(source.shape, dtype, device).copy_from(result)
-    known[dtype, device] = (source.storage.version, ref(result.storage))
+    known[key] = (source.storage.version, ref(result.storage))
     return result
 
 
@@ -52,7 +53,7 @@ def fold(plan: Plan, given: Mapping[str, NDArray]) -> tuple[dict[int, Storage], 
     """
     tables = plan.buffer_layout.tables
     stored = {b: given[tables.buffers[b][2]] for b in (tables.holders[s] for s in folded_from(plan))}
-    origins = _origins(tables, plan.folding, stored, str(plan.options.device))
+    origins = _origins(tables, plan.folding, stored, _number(backend(plan.options.device)))
     known = {b: found for b, origin in origins.items() if (found := _folded.get(origin)) is not None}
     made = _compute(plan, stored, known)
     for buffer in plan.folds.keys() - known.keys():
@@ -67,18 +68,26 @@ def folded_from(plan: Plan) -> list[int]:
     return list(dict.fromkeys(tables.slots[s].base for s in read))
 
 
-def _origins(tables: PlanTables, instrs: list[Instr], stored: Mapping[int, NDArray], device: str) -> dict[int, bytes]:
+def _origins(tables: PlanTables, instrs: list[Instr], stored: Mapping[int, NDArray], device: int) -> dict[int, bytes]:
     """Map each folded buffer, and each buffer of a weight (`stored`: buffer -> its array), to a digest of all that
     determines its value: ops, attributes, layouts, arrays and versions.
     """
     found: dict[int, bytes] = {}
     for buffer, array in stored.items():
-        found[buffer] = _digest(f"{_numbers.setdefault(array, next(_next))} {array.storage.version} {device}")
+        found[buffer] = _digest(f"{_number(array)} {array.storage.version} {device}")
     for instr in instrs:
         reads = [(found[at.buffer], at.dtype, at.layout) for at in map(tables.slots.__getitem__, instr.ins)]
         for port, slot in enumerate(instr.outs):
             made = f"{port} {instr.op} {instr.attrs!r} {tables.slots[slot].dtype}"
             found[tables.holders[slot]] = _digest(f"{made} {reads}")
+    return found
+
+
+def _number(thing: Any) -> int:
+    """Return a number that no other array or backend of this process has or had."""
+    found = _numbers.get(thing)
+    if found is None:
+        found = _numbers[thing] = next(_next)
     return found
 
 
