@@ -8,7 +8,7 @@ export VENV PYTHON
 # many processes are started here: what one of them compiled, the others read
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint types cov docs bench conformance lock chromium clean
+.PHONY: help demo test lint types cov docs bench conformance gpu lock chromium clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -57,6 +57,11 @@ conformance:  ## what from_torch opens, beside torch: docs/conformance.md; NAME=
 	@# outcomes are kept by commit, so that a run that was stopped goes on
 	OMP_NUM_THREADS=1 $(VENV)/conformance/bin/python scripts/conformance.py --processes $$(nproc) \
 	  $(if $(NAME),--only $(NAME),--json $(VENV)/conformance/$$(git rev-parse --short HEAD).json)
+
+gpu:  ## checks and figures on a GPU: docs/gpu.md; DEVICE=sim runs the checks without one; ONLY=models for one group
+	@# apart: beside Triton, torch.compile and transformers load it with every import
+	@if [ "$(DEVICE)" = sim ]; then scripts/environment.sh all,dev; else VENV=$(VENV)/gpu scripts/environment.sh triton; fi
+	$(if $(filter sim,$(DEVICE)),$(BIN),$(VENV)/gpu/bin)/python scripts/gpu.py --device $(or $(DEVICE),cuda) $(if $(ONLY),--only $(ONLY))
 
 lock:  ## rewrite constraints.txt from this environment
 	@scripts/lock.sh

@@ -8,7 +8,7 @@ An op in none of them, and without an expansion, runs on the host.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from graphwright.array.backend import Attrs, Call, MissingKernel, Needs, torch_functions
-from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, Kernel, kernel_of
+from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, Bind, Kernel, Tensors, kernel_of
 from graphwright.array.cuda.torch_kernels import TORCH
 from graphwright.array.device import Device
 from graphwright.array.device_backend import Choice, DeviceBackend, Specs, VisibleDriver
@@ -31,8 +31,29 @@ def triton_kernels() -> Mapping[str, Kernel]:
     if find_spec("triton") is None:
         return {}
     from graphwright.array import triton  # registers its kernels
+    from graphwright.array.triton import launch
 
-    return getattr(sys.modules.get(f"{triton.__name__}.kernel"), "TRITON", {})
+    table: dict[str, Kernel] = getattr(sys.modules.get(f"{triton.__name__}.kernel"), "TRITON", {})
+    blocks = {
+        name: Kernel(_with_work(bind), None, _BLOCKS, takes=_takes_blocks) for name, bind in launch.KERNELS.items()
+    }
+    return {**blocks, **table}
+
+
+_BLOCKS = "launch.py"
+"""Where kernels of attention over patterns are bound; binding reads sizes in the table on the device."""
+
+
+def _with_work(bind: Callable[[Tensors, Tensors, Attrs], Call]) -> Bind:
+    return lambda outs, ins, attrs, work: bind(outs, ins, attrs)
+
+
+def _takes_blocks(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:
+    if ins[0].dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"no Triton kernel for {ins[0].dtype}"
+    gradient = len(outs) > 2 and not ins[-1].is_contiguous()
+    apart = any(t.dim() == 4 and t.stride(-1) != 1 for t in ins)
+    return "an operand whose rows have gaps" if gradient or apart else ""
 
 
 class CudaBackend(DeviceBackend):
@@ -48,6 +69,14 @@ class CudaBackend(DeviceBackend):
         self.triton = triton_kernels() if triton is None else triton
         super().__init__(device, driver, fuses=bool(self.triton))
         self._choices: dict[Any, Choice] = {}
+
+    def bind(
+        self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray] = ()
+    ) -> list[Call]:
+        """Return a list of one call, which queues the kernel's calls; see `DeviceBackend.bind`."""
+        if name in self.triton and self.triton[name].where == _BLOCKS:
+            self.driver.synchronize(self.stream)  # copies of the table may still be queued
+        return super().bind(name, outs, ins, attrs, work)
 
     def has_kernel(self, name: str) -> bool:
         """Return True if a kernel of this name runs on the device."""
