@@ -115,7 +115,7 @@ def run_group(group: str, device: str, folder: Path, names: list[str]) -> Iterat
         part.unlink(missing_ok=True)
         command = [sys.executable, __file__, "--child", group, "--device", device, "--rows", str(part), *left]
         child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        ended, said = _watched(child, part, SECONDS[group])
+        ended, text = _watched(child, part, SECONDS[group])
         rows = _read(part)
         done = [row for row in rows if "outcome" in row]
         begun = [row["name"] for row in rows if row.get("begins")]
@@ -125,27 +125,27 @@ def run_group(group: str, device: str, folder: Path, names: list[str]) -> Iterat
         if stopped is None and not done:
             stopped = left[0]
         if stopped is not None:
-            yield {"name": stopped, "outcome": FAILED, "error": f"{ended}: {said[-1500:]}".strip(), "facts": {}}
+            yield {"name": stopped, "outcome": FAILED, "error": f"{ended}: {text[-1500:]}".strip(), "facts": {}}
             finished.add(stopped)
         left = [name for name in left if name not in finished]
     part.unlink(missing_ok=True)
 
 
 def _watched(child: subprocess.Popen[str], part: Path, seconds: float) -> tuple[str, str]:
-    """Wait for a process as long as it goes on writing rows; return how it ended and what it wrote to stderr."""
-    size, since, said = -1, monotonic(), ""
+    """Wait for a process as long as it continues to write rows; return how it ended and what it wrote to stderr."""
+    size, since, text = -1, monotonic(), ""
     while True:
         try:
-            _, said = child.communicate(timeout=1)
-            return f"the process ended with {child.returncode}", said or ""
+            _, text = child.communicate(timeout=1)
+            return f"the process ended with {child.returncode}", text or ""
         except subprocess.TimeoutExpired:
             now = part.stat().st_size if part.exists() else 0
             if now != size:
                 size, since = now, monotonic()
             elif monotonic() - since > seconds:
                 child.kill()
-                _, said = child.communicate()
-                return f"it took more than {seconds} s", said or ""
+                _, text = child.communicate()
+                return f"it took more than {seconds} s", text or ""
 
 
 def _read(part: Path) -> list[Row]:

@@ -34,7 +34,7 @@ class Differs(AssertionError):
 
 
 def share_of_difference(found: NDArray, wanted: NDArray) -> float:
-    """Return the largest difference as a share of the largest finite value. Raises: Differs for NaN in other places."""
+    """Return the largest difference as a share of the largest finite value. Raises: Differs if NaN are elsewhere."""
     ours, theirs = (a.to(CPU).to_numpy("float64") for a in (found, wanted))
     if ours.shape != theirs.shape or not np.array_equal(np.isfinite(ours), np.isfinite(theirs)):
         raise Differs(f"shapes {ours.shape} and {theirs.shape}, or other values are not finite")
@@ -182,7 +182,7 @@ def captured_plan(device: str) -> Mapping[str, Any]:
 
 
 def capture_fails_once(device: str) -> Mapping[str, Any]:
-    """A kernel that fails while a stream captures: the run goes on without graphs, and the device stays usable."""
+    """A kernel that fails while a stream captures: the run continues without graphs, and the device stays usable."""
     p = chain()
     space = CaptureExecutable(p.compile(x=(64,), device=device, executor="capture"))
     x = np.ones(64, np.float32)

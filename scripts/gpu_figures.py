@@ -1,7 +1,7 @@
 """The figures of `make gpu`: times on a GPU beside torch eager, torch.compile, FlexAttention and a raw CUDA graph.
 
 Every figure times its peers in the same rounds, alternating, by events of the device, and compares their values. All
-functions take the device's name and return facts. On a device that is no GPU they run with small sizes, to check the
+functions take the device's name and return facts. On a device other than a GPU they run with small sizes, to check the
 code, and without peers that compile.
 """
 
@@ -32,7 +32,7 @@ OURS = "graphwright"
 
 
 def there(device: str) -> str:
-    """Return the name of the device for torch: a device that is no GPU is in host memory."""
+    """Return the name of the device for torch: a device other than a GPU is in host memory."""
     return device if device.startswith("cuda") else "cpu"
 
 
@@ -115,7 +115,7 @@ def seen(array: NDArray) -> torch.Tensor:
 
 
 def shared(device: str, tensor: torch.Tensor) -> NDArray:
-    """Return an array over the memory of torch's tensor; on a device that is no GPU, a copy."""
+    """Return an array over the memory of torch's tensor; on a device other than a GPU, a copy."""
     return from_dlpack(tensor).to(Device(device))
 
 
@@ -288,7 +288,7 @@ class TorchLlama(torch.nn.Module):
             *(t[:length] for t in (self.cos, self.sin)),
         )
 
-        def turned(t: torch.Tensor) -> torch.Tensor:
+        def rotated(t: torch.Tensor) -> torch.Tensor:
             a, b = t.chunk(2, -1)
             return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
@@ -300,7 +300,7 @@ class TorchLlama(torch.nn.Module):
                 for n, m in (("q", heads), ("k", groups), ("v", groups))
             )
             h = torch.nn.functional.scaled_dot_product_attention(
-                turned(q), turned(key), v, is_causal=True, enable_gqa=True
+                rotated(q), rotated(key), v, is_causal=True, enable_gqa=True
             )
             x = x + linear(h.transpose(1, 2).reshape(count, length, -1), self.weight(at + "self_attn.o_proj.weight"))
             h = norm(x, (width,), self.weight(at + "post_attention_layernorm.weight"), LLAMA["rms_norm_eps"])

@@ -62,7 +62,8 @@ def test_an_arena_without_room_names_buffers_and_a_remat_that_fits(full: SimBack
     assert {path for _, path in e.largest} <= {"x", *(p.path(n) for n in p.nodes())}
     assert [size for size, _ in e.largest] == [1024 * 256 * 4] * 5
     assert isinstance(e.__cause__, OutOfDeviceMemory)
-    assert ("layers." in str(e.__cause__), e.__cause__.room) == (True, e.room)  # the weights that hold memory
+    assert "layers." in str(e.__cause__)  # the weights that hold memory
+    assert e.__cause__.room == e.room + 2 * MIB  # the output
     assert p.weights["count"].data.to_numpy() == 1.0
     assert small(feed(64))["y"].tobytes() == truth
     less = p.compile(x=(1024, 256), device="sim:3", executor="aten", remat=e.with_remat)
@@ -79,14 +80,15 @@ def test_no_remat_is_proposed_that_would_not_fit(full: SimBackend) -> None:
     assert full.pool.stats().failed == 0
 
 
-def test_weights_without_room_are_named_with_what_holds_memory(full: SimBackend) -> None:
-    p = deep()
-    full.pool.set_limit(2 * MIB)
+def test_weights_without_room_name_what_holds_memory(full: SimBackend) -> None:
+    p, other = deep(), deep()
+    p.compile(x=(8, 256), device="sim:3", executor="aten")(feed(8))
+    full.pool.set_limit(full.pool.stats().reserved)
     with pytest.raises(OutOfDeviceMemory, match=r"layers\.\d\.w") as caught:
-        p.compile(x=(8, 256), device="sim:3", executor="aten")(feed(8))
-    assert caught.value.owners[0][1].startswith(("layers.", "arena of deep"))
+        other.compile(x=(8, 256), device="sim:3", executor="aten")(feed(8))
+    assert all(name.startswith("layers.") for _, name in caught.value.owners)
     full.pool.set_limit(None)
-    again = p.compile(x=(8, 256), device="sim:3", executor="aten")(feed(8))["y"]
+    again = other.compile(x=(8, 256), device="sim:3", executor="aten")(feed(8))["y"]
     assert again.tobytes() == p.compile(x=(8, 256), executor="aten")(feed(8))["y"].tobytes()
 
 

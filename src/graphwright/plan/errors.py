@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import numpy as np
 
 from graphwright.array import Device, NDArray
-from graphwright.array.memory_pool import OutOfDeviceMemory
+from graphwright.array.memory_pool import SLAB, OutOfDeviceMemory
 from graphwright.errors import ComputeError, Facts, GraphwrightError, OutOfMemory, UsageError
 from graphwright.graph import NodeId
 from graphwright.ops.call import kernel_error
@@ -69,7 +69,7 @@ class PlanOutOfMemory(OutOfMemory):
         needed: bytes of the arena, or of the largest value if nothing was planned.
         lower_bound: minimum bytes of any layout of the arena.
         largest: (bytes, path of the node) for each of the largest buffers.
-        room: bytes that could be allocated; None if this is not known.
+        room: bytes that are left for the arena beside copies of the outputs; None if this is not known.
         with_remat: bytes of the arena if values are computed again to make it smaller; None if this was not tried.
     """
 
@@ -101,9 +101,11 @@ class PlanOutOfMemory(OutOfMemory):
         }
         room = with_remat = None
         if isinstance(cause, OutOfDeviceMemory) and plan.options.remat is None:
-            room, with_remat = cause.room, plan.arena_with_remat(cause.room)
+            sizes = [plan.slots[s].spec.nbytes for s in plan.outputs.values()]  # a run returns copies
+            room = max(cause.room - sum(-(-size // SLAB) * SLAB for size in sizes), 0)
+            with_remat = plan.arena_with_remat(room)
             held = "; ".join(f"{path} {size:,}" for size, path in largest)
-            facts["got"] = f"room for {room:,} bytes; the largest buffers: {held}"
+            facts["got"] = f"room for {room:,} bytes beside the outputs; the largest buffers: {held}"
             least = f"with remat={with_remat} the arena takes {with_remat:,} bytes"
             facts["fix"] = least if with_remat <= room else f"a smaller batch, as even {least}"
         what = f"out of memory for the plan's arena on {device}"

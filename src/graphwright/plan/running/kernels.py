@@ -204,6 +204,7 @@ class BoundKernels:
         self.override: Override | None = None
         self.seen = -1
         self._rebind = False  # the call list must be made again
+        self._refold = True  # folded values must be computed again
         self.mirrors: dict[str, PatternMirror] = {}
         self._given: dict[str, NDArray] = {}  # arrays of the variables
         self._bound: dict[str, NDArray] = {}  # what is read for them: the same, or copies on the device
@@ -338,14 +339,9 @@ class BoundKernels:
             if variable.shared or array is not self._given.get(key) or array.storage.readonly:
                 variable.own()
         first = self.arena is None
-        arena = Arena() if self.arena is None else self.arena
-        if arena.ends != layout.ends:
-            arena.grow(layout.ends, self._chunk)
-        self.arena = arena
-        self._rebind |= first  # by a later run, if this one finds no memory for a weight
         other = {k for k, v in self.variables.items() if v.data is not self._given.get(k)}
         changed = other & self._given.keys()
-        if other:
+        if other:  # before the arena, whose error then knows the room that weights leave
             self._check_arrays(other)
             self._bound |= {key: self._array(key, self.variables[key]) for key in other}
             self._given |= {key: _data(self.variables[key]) for key in other}
@@ -353,18 +349,24 @@ class BoundKernels:
             self._clear_bound()
         elif changed:
             self._forget_arrays(changed)
+        self._refold |= first or bool(changed)
+        arena = Arena() if self.arena is None else self.arena
+        if arena.ends != layout.ends:
+            arena.grow(layout.ends, self._chunk)
+        self.arena = arena
         outdated = any(array.storage.version != version for array, version in self._copied)
         self._forget_variables(self._given.keys() - self.variables.keys())
         self._copied = [(a, a.storage.version) for key, a in self._given.items()
                         if a is not self._bound[key] and key not in self.mirrors]  # fmt: skip
         for array, _ in self._copied if outdated else ():
             converted(array, array.dtype, self.device)  # writes the new values to the same address
-        refold = first or bool(changed) or any(array.storage.version != version for array, version in self._folded)
+        refold = self._refold or any(array.storage.version != version for array, version in self._folded)
         if refold or self._rebind:
             with uncollected():
                 self._rebind = True  # also by the next run, if binding fails
                 if refold or self.plan.folds.keys() != self._folds.keys():
                     self._fold()
+                    self._refold = False
                 self._bind_calls()
                 self._rebind = False
         self._assumed = [*self.plan.assumptions.values(), *self._folded, *self._copied]
