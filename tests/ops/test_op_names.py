@@ -18,7 +18,7 @@ from graphwright.ops import OPS
 from graphwright.ops.registry import Traits
 
 SOURCE = Path(graphwright.__file__).parent
-OWN = ("ops/", "array/cpu/", "array/triton/", "array/vm/", "models/importing/")
+OWN = ("ops/", "array/cpu/", "array/cuda/", "array/triton/", "array/vm/", "models/importing/")
 REASON = "# by name:"
 
 FIELDS = frozenset({

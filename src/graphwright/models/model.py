@@ -152,7 +152,8 @@ class Model:
         Raises: DeviceUnavailable.
         """
         there = Device.parse(device)
-        backend(there)
+        if there != CPU:  # whose backend would load torch
+            backend(there)
         self.device = there
         return self
 

@@ -64,7 +64,8 @@ def open(
         of `graphwright.safetensors`; all before the first payload byte is read.
     """
     there = Device.parse(device)
-    backend(there)
+    if there != CPU:  # whose backend would load torch
+        backend(there)
     for name, wanted in ({"compute": compute} | ({} if dtype == "keep" else {"dtype": dtype})).items():
         if not array_dtype(wanted).is_float:
             expected = "float32, bfloat16, ..."
