@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
-from graphwright.array.triton.ahead import compile_kernel
-from graphwright.array.triton.launch import Form, check_block
+from graphwright.array.triton import block_attention
+from graphwright.array.triton.ahead import compile_launch
+from graphwright.array.triton.kernel import Launch
+from graphwright.array.triton.launch import EDGES, GATES, Form, check_block, word_kernel
 from graphwright.patterns import BlockSize
 
 
@@ -17,13 +19,39 @@ def show(name: str, fact: Any) -> None:
     print(json.dumps([name, fact]), flush=True)
 
 
-def compiled(kernel: str, form: Form, dtype: str = "bf16", capability: int = 90) -> dict[str, Any]:
-    made = compile_kernel(kernel, form, dtype, capability)
+def launches(form: Form, dtype: torch.dtype) -> dict[str, Launch]:
+    """Return a launch of each kernel of block-sparse attention on tensors that have no memory."""
+    tokens, heads = 2 * form.block, 2
+    q, v = (torch.empty(1, heads, tokens, n, dtype=dtype, device="meta") for n in (form.d, form.dv))
+    floats = torch.empty(tokens, device="meta")
+    table, start = (torch.empty(64, dtype=torch.int64, device="meta") for _ in range(2))
+    sizes, scales, strides = (tokens, tokens, heads, heads), (0.5, 1.5), (s for t in (q, q, v) for s in t.stride()[:3])
+    ints, operands, grid = (*scales, *strides), (q, q, v, table, floats, start), (2, heads)
+    constants = form.constants()
+    made = {
+        "forward": ((*operands, v, floats, *sizes, *ints), constants),
+        "backward_rows": (
+            (*operands, v, floats, floats, v, q, floats, floats, *sizes, 64, *ints), {**constants, "LSE_GRAD": False}
+        ),
+        "backward_columns": ((*operands, floats, floats, v, q, v, *sizes, *ints), constants),
+        "edge_mass": (
+            (q, q, table, floats, start, floats, floats, *sizes, 64, *ints[:8]), {**form.narrow(), "LARGEST": False}
+        ),
+        "gate_gradients": ((table, floats, floats, 2, 64, 64, 64), {"GATES": GATES, "EDGES": EDGES}),
+    }  # fmt: skip
+    found = {
+        name: Launch(getattr(block_attention, name), grid, args, values, **form.options)
+        for name, (args, values) in made.items()
+    }
+    return {**found, "apply_words": word_kernel(table, torch.empty(9, dtype=torch.int32, device="meta"))}
+
+
+def compiled(kernel: str, form: Form, dtype: torch.dtype = torch.bfloat16, capability: int = 90) -> dict[str, Any]:
+    made = compile_launch(launches(form, dtype)[kernel], capability)
     target = re.search(r"\.target (sm_\d+)", made.ptx)
     return {
         "target": target and target[1], "elf": made.cubin[:4] == b"\x7fELF", "spills": made.spills,
-        "shared": made.shared,
-        "atomics": re.findall(r"^\s*(?:@\S+\s+)?((?:atom|red)\..*)", made.ptx, re.MULTILINE),
+        "shared": made.shared, "atomics": made.atomics,
     }  # fmt: skip
 
 
@@ -46,7 +74,7 @@ def sizes() -> dict[str, int | None]:
 
 for each in ("forward", "backward_rows", "backward_columns", "edge_mass", "gate_gradients", "apply_words"):
     show(f"{each} plain", compiled(each, Form(64, 64, 64)))
-for compute, number, size in ((80, "bf16", 64), (100, "fp16", 32), (90, "fp32", 64)):
+for compute, number, size in ((80, torch.bfloat16, 64), (100, torch.float16, 32), (90, torch.float32, 64)):
     rich = Form(size, 64, 64, gates=True, softcap=True, start=True)
     for each in ("forward", "backward_columns") if compute == 90 else ("forward",):
         show(f"{each} {number} for {compute}", compiled(each, rich, number, compute))

@@ -28,7 +28,9 @@ def execute(op: str, operands: Results, attrs: dict[str, Any]) -> Results:
         outs += [torch.empty_like(operands[4])] if "gates" in attrs["optional"] else []
     for out in outs:
         out.fill_(torch.nan)
-    getattr(launch, op)(outs, operands, attrs)()
+    calls = getattr(launch, op)(outs, operands, attrs, [])
+    for call in calls if isinstance(calls, list) else [calls]:
+        call()
     return outs
 
 

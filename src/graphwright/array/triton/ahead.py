@@ -12,18 +12,11 @@ from typing import Any
 import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import create_function_from_signature
 
-from graphwright.array.triton import block_attention, words
-from graphwright.array.triton.launch import EDGES, GATES, WORDS, Form
+from graphwright.array.triton.kernel import Launch
 from graphwright.report import Report
-
-_ELEMENTS = ("q", "k", "v", "grad", "out", "dq", "dk", "dv")
-_TYPES = {
-    **dict.fromkeys(("lse", "lse_grad", "less", "edge_grads", "mass", "dgates", "gates"), "*fp32"),
-    **dict.fromkeys(("table", "start"), "*i64"), "queue": "*i32", "scale": "fp32", "softcap": "fp32",
-}  # fmt: skip
-"""Argument -> Triton's name of its type; others are int32."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +28,7 @@ class Compiled(Report):
         registers: per thread.
         spills: bytes of memory that a thread uses for registers it lacks.
         shared: bytes of shared memory of a block.
+        atomics: the atomic instructions in its code.
         ptx, cubin: the code.
     """
 
@@ -44,34 +38,49 @@ class Compiled(Report):
     registers: int
     spills: int
     shared: int
+    atomics: tuple[str, ...]
     ptx: str
     cubin: bytes
 
 
-def compile_kernel(name: str, form: Form, dtype: str = "bf16", capability: int = 90) -> Compiled:
-    """Compile a kernel ahead of time.
+class _Form:
+    """What Triton compiles for a launch: as when it is queued on a GPU of a compute capability."""
+
+    def __init__(self, launch: Launch, capability: int) -> None:
+        self.target = GPUTarget("cuda", capability, 32)
+        backend, function = make_backend(self.target), launch.function
+        bind = create_function_from_signature(function.signature, function.params, backend)
+        options = {"num_warps": launch.warps, "num_stages": launch.stages, "debug": False}
+        arguments, self.kinds, left = bind(*launch.args, **launch.constants, **options)
+        self.options, self.signature, self.constants, self.attributes = function._pack_args(
+            backend, left, arguments, self.kinds, left
+        )
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Equal for launches that share their compiled code."""
+        return str(self.kinds), str(self.options)
+
+
+def form_key(launch: Launch, capability: int = 90) -> tuple[str, str, str]:
+    """Return a key that is equal for launches which share their compiled code."""
+    return (launch.function.__name__, *_Form(launch, capability).key)
+
+
+def compile_launch(launch: Launch, capability: int = 90) -> Compiled:
+    """Compile the code of a launch ahead of time.
 
     Args:
-        name: forward, backward_rows, backward_columns, edge_mass, gate_gradients or apply_words.
-        form: what it depends on.
-        dtype: Triton's name of the dtype of q, k and v.
+        launch: it may be bound to tensors of any device.
         capability: compute capability of the GPU, 10·major + minor.
     """
-    function = words.apply_words if name == "apply_words" else getattr(block_attention, name)
-    constants: dict[str, Any] = {
-        "backward_rows": {**form.constants(), "LSE_GRAD": False},
-        "edge_mass": {**form.narrow(), "LARGEST": False},
-        "gate_gradients": {"GATES": GATES, "EDGES": EDGES},
-        "apply_words": {"WIDTH": WORDS},
-    }.get(name, form.constants())
-    types = {**_TYPES, **dict.fromkeys(_ELEMENTS, f"*{dtype}")}
-    signature = {a: "constexpr" if a in constants else types.get(a, "i32") for a in function.arg_names}
-    if name == "gate_gradients":
-        signature["gates"] = "i32"  # their number
-    source = ASTSource(function, signature, constexprs=constants)
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=form.options)
-    registers, spills = _resources(made.asm["cubin"])
-    return Compiled(name, registers, spills, made.metadata.shared, made.asm["ptx"], made.asm["cubin"])
+    form = _Form(launch, capability)
+    source = ASTSource(launch.function, form.signature, form.constants, form.attributes)
+    made: Any = triton.compile(source, target=form.target, options=form.options.__dict__)
+    ptx, cubin = made.asm["ptx"], made.asm["cubin"]
+    registers, spills = _resources(cubin)
+    atomics = tuple(re.findall(r"^\s*(?:@\S+\s+)?((?:atom|red)\..*)", ptx, re.MULTILINE))
+    return Compiled(launch.function.__name__, registers, spills, made.metadata.shared, atomics, ptx, cubin)
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:

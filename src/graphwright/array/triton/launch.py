@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,14 +9,15 @@ import torch
 from triton import knobs
 
 from graphwright.array.backend import Attrs, Call
+from graphwright.array.cpu.kernel import Tensors
 from graphwright.array.formulas.block_attention import named
 from graphwright.array.triton import block_attention as kernels
+from graphwright.array.triton.kernel import Launch, kernel
 from graphwright.array.triton.words import apply_words
 from graphwright.errors import DTypeError
 from graphwright.patterns import table as words
 from graphwright.patterns.errors import BlockSize
 
-Tensors = Sequence[torch.Tensor]
 BLOCKS = (16, 32, 64, 128)
 """Block sizes of patterns that the kernels support: tiles of the matrix units."""
 MOST_WIDE = 64 * 64
@@ -85,7 +85,7 @@ class Form:
     @property
     def options(self) -> dict[str, int]:
         """Number of warps and of pipeline stages."""
-        return {"num_warps": warps(self.block, max(padded(self.d), padded(self.dv))), "num_stages": 2}
+        return {"warps": warps(self.block, max(padded(self.d), padded(self.dv))), "stages": 2}
 
 
 class _Bound:
@@ -118,27 +118,32 @@ class _Bound:
         self.rows = (-(-queries // block) + (start is not None), n * heads)
         self.columns = (-(-keys // block), n * groups)
 
+    def launch(self, function: Any, grid: tuple[int, ...], args: tuple[Any, ...], constants: dict[str, Any]) -> Launch:
+        """Return the launch of a kernel with the warps and stages of the form."""
+        return Launch(function, grid, args, constants, **self.form.options)
+
     @property
     def gate_values(self) -> torch.Tensor:
         """The gates; any tensor if there are none."""
         return self.q if self.gates is None else self.gates
 
 
-def block_sdpa(outs: Tensors, ins: Tensors, attrs: Attrs) -> Call:
+def _takes(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:
+    known = ins[0].dtype in (torch.float32, torch.float16, torch.bfloat16)
+    return "" if known else f"no Triton kernel of block-sparse attention for {ins[0].dtype}"
+
+
+@kernel("block_sdpa", takes=_takes)
+def block_sdpa(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Launch:
     """Bind the op `block_sdpa`. Raises: BlockSize, DTypeError."""
     q, k, v, table, *extra = ins
     b, (out, lse) = _Bound(q, k, v, table, extra, attrs), outs
-
-    def run() -> None:
-        kernels.forward[b.rows](
-            b.q, b.k, b.v, table, b.gate_values, b.start, out, lse, *b.sizes, *b.factors, *b.strides,
-            **b.form.constants(), **b.form.options,
-        )  # fmt: skip
-
-    return run
+    args = (b.q, b.k, b.v, table, b.gate_values, b.start, out, lse, *b.sizes, *b.factors, *b.strides)
+    return b.launch(kernels.forward, b.rows, args, b.form.constants())
 
 
-def block_sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs) -> Call:
+@kernel("block_sdpa_backward", takes=_takes)
+def block_sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Bind the op `block_sdpa_backward`: rows for dq and gates, then columns for dk and dv. Raises: as `block_sdpa`."""
     (q, k, v, table, *extra), (out, lse, grad) = ins[:-3], ins[-3:]
     b, (dq, dk, dv, *rest) = _Bound(q, k, v, table, extra, attrs), outs
@@ -147,53 +152,43 @@ def block_sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs) -> Call:
     pairs = b.rows[1]
     edge_grads = lse.new_empty(pairs if rest else 1, b.slots if rest else 1)
     shared = (b.q, b.k, b.v, table, b.gate_values, b.start)
-
-    def run() -> None:
-        edge_grads.zero_()
-        kernels.backward_rows[b.rows](
-            *shared, out, lse, lse if b.lse_grad is None else b.lse_grad, grad, dq, less, edge_grads, *b.sizes,
-            b.slots, *b.factors, *b.strides, **b.form.constants(), **b.form.options,
-            LSE_GRAD=b.lse_grad is not None,
-        )  # fmt: skip
-        kernels.backward_columns[b.columns](
-            *shared, lse, less, grad, dk, dv, *b.sizes, *b.factors, *b.strides, **b.form.constants(), **b.form.options
-        )
-        for dgates in rest:
-            count = len(dgates)
-            kernels.gate_gradients[(-(-count // GATES),)](
-                table, edge_grads, dgates, pairs, b.slots, b.slots, count, GATES=GATES, EDGES=EDGES
+    of_rows = (*shared, out, lse, lse if b.lse_grad is None else b.lse_grad, grad, dq, less, edge_grads, *b.sizes,
+               b.slots, *b.factors, *b.strides)  # fmt: skip
+    of_columns = (*shared, lse, less, grad, dk, dv, *b.sizes, *b.factors, *b.strides)
+    constants = b.form.constants()
+    return [
+        edge_grads.zero_,
+        b.launch(kernels.backward_rows, b.rows, of_rows, {**constants, "LSE_GRAD": b.lse_grad is not None}),
+        b.launch(kernels.backward_columns, b.columns, of_columns, constants),
+        *(
+            Launch(
+                kernels.gate_gradients, (-(-len(dgates) // GATES),),
+                (table, edge_grads, dgates, pairs, b.slots, b.slots, len(dgates)), {"GATES": GATES, "EDGES": EDGES},
             )
+            for dgates in rest
+        ),
+    ]  # fmt: skip
 
-    return run
 
-
-def block_mass(outs: Tensors, ins: Tensors, attrs: Attrs) -> Call:
+@kernel("block_mass", takes=_takes)
+def block_mass(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Bind the op `block_mass`. Raises: as `block_sdpa`."""
     (q, k, table, lse, *extra), (mass,) = ins, outs
     b = _Bound(q, k, None, table, extra, attrs)
     largest, slots = attrs["reduce"] == "max", len(mass)
     found = lse.new_empty(2, b.rows[1], slots)
+    args = (b.q, b.k, table, b.gate_values, b.start, lse, found, *b.sizes, slots, *b.factors, *b.strides)
 
-    def run() -> None:
-        found.zero_()
-        kernels.edge_mass[b.rows](
-            b.q, b.k, table, b.gate_values, b.start, lse, found, *b.sizes, slots, *b.factors, *b.strides,
-            **b.form.narrow(), LARGEST=largest, **b.form.options,
-        )  # fmt: skip
+    def reduce() -> None:
         if largest:
             torch.amax(found[0], 0, out=mass)
         else:
             torch.div(found[0].sum(0), found[1].sum(0).clamp(min=1), out=mass)
 
-    return run
+    constants = {**b.form.narrow(), "LARGEST": largest}
+    return [found.zero_, b.launch(kernels.edge_mass, b.rows, args, constants), reduce]
 
 
-def word_kernel(table: torch.Tensor, queue: torch.Tensor) -> Call:
+def word_kernel(table: torch.Tensor, queue: torch.Tensor) -> Launch:
     """Bind the kernel that applies the words of a mirror's queue to the arrays of its table."""
-    return lambda: apply_words[(1,)](table, queue, WIDTH=WORDS, num_warps=4)
-
-
-KERNELS: dict[str, Callable[[Tensors, Tensors, Attrs], Call]] = {
-    "block_sdpa": block_sdpa, "block_sdpa_backward": block_sdpa_backward, "block_mass": block_mass,
-}  # fmt: skip
-"""Op -> function that binds its launch to results, operands and attributes."""
+    return Launch(apply_words, (1,), (table, queue), {"WIDTH": WORDS})

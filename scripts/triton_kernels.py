@@ -1,0 +1,124 @@
+"""Compile the Triton kernels for GPUs that need not be there; print the registers, memory and spills of each.
+
+    python scripts/triton_kernels.py [--json] [--targets 80,90,100] [--first] [op ...]
+
+Sizes are those of a Llama of 4096 channels. It needs Triton (see scripts/triton.sh); the exit code is 1 if a kernel
+spills registers or contains atomic instructions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
+import torch
+
+from graphwright.array.cpu.kernel import TORCH_DTYPE
+from graphwright.array.spec import Spec
+from graphwright.array.triton.ahead import Compiled, compile_launch, form_key
+from graphwright.array.triton.kernel import TRITON, Launch
+from graphwright.ops import OPS
+
+DTYPES = {t: d for d, t in TORCH_DTYPE.items()}
+BF16, F32, I64 = torch.bfloat16, torch.float32, torch.int64
+TOKENS, WIDE, CLASSES = 4096, 4096, 32000
+
+Operand = tuple[tuple[int, ...], torch.dtype]
+Typical = tuple[str, list[Operand], dict[str, Any]]
+
+
+def typical() -> Iterator[Typical]:
+    """Yield operands and attributes of each op with a kernel, as models use it."""
+    for kind in (BF16, F32):
+        for width in (32, 128, 512, 2048, 8192, CLASSES):
+            yield "softmax", [((TOKENS, width), kind)], {"axis": -1}
+        yield "softmax", [((64, 1024, 64), kind)], {"axis": 1}
+        yield "softmax", [((TOKENS, 2048), kind), ((TOKENS, 2048), torch.bool)], {"axis": -1}
+        yield "log_softmax", [((TOKENS, CLASSES), kind)], {"axis": -1}
+        for width in (128, 1024, WIDE, 16384):
+            row = ((width,), kind)
+            attrs = {"eps": 1e-5, "unit_offset": False, "cast_before_scale": True}
+            yield "rms_norm", [((TOKENS, width), kind), row], attrs
+            yield "layer_norm", [((TOKENS, width), kind), row, row], {"rank": 1, "eps": 1e-5}
+        channels = ((256,), kind)
+        image, statistics = ((32, 256, 32, 32), kind), [((256,), F32)] * 2
+        yield "group_norm", [image, channels, channels], {"groups": 32, "eps": 1e-5}
+        yield "batch_norm", [image, *statistics, channels, channels], {"eps": 1e-5}
+        yield "batch_norm_train", [image, *statistics, channels, channels], {"eps": 1e-5, "momentum": 0.1}
+
+
+def spec(operand: Operand) -> Spec:
+    """Return the spec of an operand."""
+    shape, kind = operand
+    return Spec(shape, DTYPES[kind])
+
+
+def empty(of: Spec) -> torch.Tensor:
+    """Return a tensor without memory."""
+    return torch.empty(of.sizes, dtype=TORCH_DTYPE[of.dtype], device="meta")
+
+
+def launches(op: str, operands: list[Operand], attrs: dict[str, Any]) -> list[Launch]:
+    """Return the launches of an op on tensors that have no memory."""
+    ins = [spec(o) for o in operands]
+    made = OPS[op].infer(*ins, **attrs)
+    outs = list(made) if isinstance(made, tuple) else [made]
+    row = TRITON[op]
+    work = row.work(outs, ins, attrs) if row.work else []
+    out_tensors, in_tensors = [empty(s) for s in outs], [empty(s) for s in ins]
+    if reason := row.takes(out_tensors, in_tensors, attrs):
+        raise SystemExit(f"{op} of {ins}: {reason}")
+    calls = row.bind(out_tensors, in_tensors, attrs, [empty(w) for w in work])
+    return [call for call in (calls if isinstance(calls, list) else [calls]) if isinstance(call, Launch)]
+
+
+def facts(op: str, operands: list[Operand], launch: Launch, made: Compiled, capability: int) -> dict[str, Any]:
+    """Return the row of a compiled launch."""
+    shape, kind = max(operands, key=lambda o: prod(o[0]))
+    return {
+        "op": op, "kernel": made.name, "operand": list(shape), "dtype": str(kind).removeprefix("torch."),
+        "target": f"sm_{capability}", "warps": launch.warps, "registers": made.registers, "spills": made.spills,
+        "shared": made.shared, "atomics": list(made.atomics),
+    }  # fmt: skip
+
+
+def rows(capability: int, chosen: list[str], first: bool) -> Iterator[dict[str, Any]]:
+    """Compile each kernel for a compute capability, or of each function only the first form; yield what it uses."""
+    seen = set()
+    for op, operands, attrs in typical():
+        for launch in launches(op, operands, attrs) if not chosen or op in chosen else ():
+            key = launch.function.__name__ if first else form_key(launch, capability)
+            if key not in seen:
+                seen.add(key)
+                yield facts(op, operands, launch, compile_launch(launch, capability), capability)
+
+
+def main() -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("ops", nargs="*", help="ops (default: all)")
+    parser.add_argument("--targets", default="90", help="compute capabilities, such as 80,90,100")
+    parser.add_argument("--json", action="store_true", help="print a JSON document instead of a table")
+    parser.add_argument("--first", action="store_true", help="compile one form of each function")
+    given = parser.parse_args()
+    found = [row for target in given.targets.split(",") for row in rows(int(target), given.ops, given.first)]
+    if given.json:
+        print(json.dumps({"schema": 1, "kernels": found}))
+    else:
+        print("| op | kernel | largest operand | dtype | target | warps | registers | shared, bytes | spills, bytes |")
+        print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+        for row in found:
+            shape = " x ".join(map(str, row["operand"]))
+            print(f"| {row['op']} | {row['kernel']} | {shape} | {row['dtype']} | {row['target']} | {row['warps']} | "
+                  f"{row['registers']} | {row['shared']} | {row['spills']} |")  # fmt: skip
+    return int(any(row["spills"] or row["atomics"] for row in found))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,92 @@
+"""The table of Triton kernels, by op: the records of the CPU's table, with the dtypes and layouts that they support.
+
+`bind` returns launches and other calls; neither allocates memory. Kernels obey these rules, which
+`tests/ops/test_triton_rules.py` checks: every load and store of a tile is masked; values are computed in float32, in
+float64 for float64 operands; no atomics, so that equal operands give equal bits; sizes and strides are arguments that
+no kernel is compiled for, and constants only select a layout, a size of tiles or an attribute.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from graphwright.array.backend import Needs
+from graphwright.array.cpu.kernel import Asks, Bind, Kernel, Takes, Tensors, Work
+
+TRITON: dict[str, Kernel] = {}
+"""Op -> its kernel. Importing `graphwright.array.triton` fills it."""
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_NONE = Needs()
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch of a Triton function; calling it queues the launch, or does nothing if its grid is empty.
+
+    Attributes:
+        function: the function, from `compiled`.
+        grid: number of programs along up to three axes.
+        args: arguments other than constants, in order.
+        constants: values of the `tl.constexpr` arguments.
+        warps, stages: warps of a program, and stages of its software pipeline.
+    """
+
+    function: Any
+    grid: tuple[int, ...]
+    args: tuple[Any, ...]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    warps: int = 4
+    stages: int = 2
+
+    def __call__(self) -> None:
+        if all(self.grid):
+            self.function[self.grid](*self.args, **self.constants, num_warps=self.warps, num_stages=self.stages)
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """Return a Triton function that is not compiled again for other values of its annotated arguments.
+
+    By default Triton compiles for an integer that is 1 and for one divisible by 16. Here annotated arguments (int32
+    counts, int64 strides, float64 numbers) have one form; the constant ALIGNED says that sizes and strides of rows are
+    divisible by 16. Pointers are not annotated: kernels are compiled for those aligned to 16 bytes, and for others.
+    """
+    numbers = [name for name, kind in inspect.get_annotations(function).items() if kind != "tl.constexpr"]
+    return triton.jit(function, do_not_specialize=numbers)
+
+
+def kernel(
+    name: str, work: Work | None = None, *, takes: Takes, needs: Needs | Asks = _NONE
+) -> Callable[[Bind], Bind]:  # fmt: skip
+    """Return a decorator that registers the `bind` function of a kernel.
+
+    Args:
+        work: function (out specs, in specs, attrs) -> specs of the scratch.
+        takes: function (outs, ins, attrs) -> "", or why the kernel does not support them.
+        needs: the host requirements, or a function that returns those of one launch.
+    """
+
+    def enter(bind: Bind) -> Bind:
+        if name in TRITON:
+            raise ValueError(f"kernel {name!r} is already registered")
+        code = inspect.unwrap(bind).__code__
+        asks: Asks = (lambda ins, attrs, given=needs: given) if isinstance(needs, Needs) else needs
+        where = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+        TRITON[name] = Kernel(bind, work, where, None, asks, takes)
+        return bind
+
+    return enter
+
+
+def one_float(tensors: Tensors) -> str:
+    """Return "" if the tensors share a floating dtype that kernels support, else the reason."""
+    kinds = {t.dtype for t in tensors}
+    if len(kinds) == 1 and kinds <= {*FLOATS}:
+        return ""
+    return f"the operands are not of one floating dtype: {', '.join(sorted(map(str, kinds)))}"

@@ -1,0 +1,49 @@
+"""Prints, as JSON lines, how many kernels 20 shapes compile; with "deep", compiles the kernels of all cases."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+
+import kernel_cases
+import torch
+from kernel_checks import Case, bound, results
+
+from graphwright.array.cpu.kernel import TORCH_DTYPE
+from graphwright.array.triton.ahead import compile_launch, form_key
+from graphwright.array.triton.kernel import TRITON, Launch
+
+
+def launches(case: Case) -> Iterator[Launch]:
+    """Yield the launches of a case on tensors that have no memory."""
+    outs = [o.to("meta") for o in results(case, case.ins)]
+    ins = [i.to("meta") for i in case.ins]
+    row = TRITON[case.op]
+    if row.takes(outs, ins, case.attrs):
+        return
+    from kernel_checks import spec
+
+    work = row.work([spec(o) for o in outs], [spec(i) for i in ins], case.attrs) if row.work else []
+    made = [torch.empty(w.sizes, dtype=TORCH_DTYPE[w.dtype], device="meta") for w in work]
+    yield from (call for call in bound(case, outs, ins, made) if isinstance(call, Launch) and all(call.grid))
+
+
+def forms(cases: Iterator[Case]) -> dict[tuple, Launch]:
+    return {form_key(launch): launch for case in cases for launch in launches(case)}
+
+
+def show(name: str, fact: object) -> None:
+    print(json.dumps([name, fact]), flush=True)
+
+
+if __name__ == "__main__":
+    shapes: dict[str, Callable[[int], Case]] = kernel_cases.SHAPES
+    for name, of in shapes.items():
+        show(f"forms of {name}", len(forms(of(n) for n in range(101, 121))))
+    for family, cases in kernel_cases.FAMILIES.items() if sys.argv[1:] == ["deep"] else ():
+        for launch in forms(case for _, case in cases(False)).values():
+            for capability in (80, 90, 100):
+                made = compile_launch(launch, capability)
+                fact = {"spills": made.spills, "atomics": made.atomics, "shared": made.shared}
+                show(f"{family} {made.name} {dict(launch.constants)} sm_{capability}", fact)

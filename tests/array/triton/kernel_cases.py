@@ -1,0 +1,106 @@
+"""Cases of each family of Triton kernels: sizes around those of tiles, dtypes, layouts, extreme values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from math import inf
+from typing import Any
+
+import torch
+from kernel_checks import LAYOUTS, Case
+
+from graphwright.array.triton.rows import TILES
+
+Cases = Iterator[tuple[str, Case]]
+F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
+FLOATS = (F32, F64, BF16, F16)
+
+
+def drawn(*shape: int, dtype: torch.dtype = F32, seed: int = 0) -> torch.Tensor:
+    """Return normal numbers, the same for equal arguments."""
+    made = torch.Generator().manual_seed(seed + 7 * sum(shape))
+    return torch.randn(shape, generator=made, dtype=F64).to(dtype)
+
+
+def widths(deep: bool) -> list[int]:
+    """Return numbers of columns: 0, 1, those around the narrowest tiles, a long one, and deep around all tiles."""
+    least = TILES[0].columns
+    if not deep:
+        return [0, 1, least - 1, least, least + 1, 3 * least + 7]
+    return sorted(
+        {0, 1, 9001, *(t.columns + d for t in TILES for d in (-1, 0, 1)), *(3 * t.columns + 7 for t in TILES)}
+    )
+
+
+def combinations(deep: bool, *lists: Any) -> Iterator[tuple[Any, ...]]:
+    """Return all combinations if `deep`, else as many as the longest list has entries: each entry at least once."""
+    if deep:
+        return product(*lists)
+    most = max(map(len, lists))
+    return (tuple(each[(i + j) % len(each)] for j, each in enumerate(lists)) for i in range(most))
+
+
+def softmax(deep: bool) -> Cases:
+    for op, n, dtype, layout in combinations(deep, ("softmax", "log_softmax"), widths(deep), FLOATS, LAYOUTS):
+        x = drawn(3, n, dtype=dtype) if n < 500 else drawn(2, n, dtype=dtype)
+        yield f"{op} {n} {dtype} {layout}", Case(op, [x], {"axis": -1}, layout)
+    for op, axis, dtype in combinations(deep, ("softmax", "log_softmax"), (0, 1), FLOATS):
+        yield f"{op} of axis {axis} {dtype}", Case(op, [drawn(5, 37, 7, dtype=dtype)], {"axis": axis}, "odd")
+    yield "softmax of a long row", Case("softmax", [drawn(2, 8197)], {"axis": -1}, "padded")
+    yield "softmax of a longer row", Case("log_softmax", [drawn(2, 9001)], {"axis": -1})
+    mask = drawn(6, 40, seed=3) > 0.3
+    mask[1] = False
+    mask[2, 5:] = False
+    x = drawn(6, 40)
+    x[3] = -inf
+    x[4, 7] = inf
+    x[5, 2] = torch.nan
+    yield "masked softmax", Case("softmax", [x, mask], {"axis": -1}, "odd")
+    yield "masked softmax along rows", Case("softmax", [x, mask[:, :1]], {"axis": 0})
+    yield "extreme softmax", Case("softmax", [x * 1e4], {"axis": -1})
+    x = drawn(3, 9001)
+    x[0] = -inf
+    x[1, :5000] = -inf
+    yield "long rows that begin with -inf", Case("softmax", [x, drawn(3, 9001, seed=5) > 0], {"axis": -1})
+
+
+def norm(deep: bool) -> Cases:
+    for n, dtype, layout, offset, first in combinations(deep, widths(deep), FLOATS, LAYOUTS, (0, 1), (1, 0, 1)):
+        attrs = {"eps": 1e-5, "unit_offset": bool(offset), "cast_before_scale": bool(first)}
+        ins = [drawn(2, 3, n, dtype=dtype), drawn(n, dtype=dtype)]
+        yield f"rms_norm {n} {dtype} {layout} {offset} {first}", Case("rms_norm", ins, attrs, layout, wide=(F32,))
+    attrs = {"eps": 1e-6, "unit_offset": False, "cast_before_scale": True}
+    yield "rms_norm of a long row", Case("rms_norm", [drawn(2, 9001), drawn(9001)], attrs, "odd")
+    for n, dtype, layout, scale in combinations(deep, widths(deep), FLOATS, LAYOUTS, (2, 0, 1)):
+        ins = [drawn(3, n, dtype=dtype) + 3, drawn(n, dtype=dtype), drawn(n, dtype=dtype, seed=1)][: scale + 1]
+        yield f"layer_norm {n} {dtype} {layout} {scale}", Case("layer_norm", ins, {"rank": 1, "eps": 1e-5}, layout)
+    ins = [drawn(2, 3, 2, 9), drawn(3, 2, 9), drawn(3, 2, 9)]
+    yield "layer_norm of three axes", Case("layer_norm", ins, {"rank": 3, "eps": 1e-5})
+    yield "layer_norm of a long row", Case("layer_norm", [drawn(2, 9001), drawn(9001)], {"rank": 1, "eps": 1e-5})
+    for groups, dtype, scale in combinations(deep, (1, 2, 6), FLOATS, (2, 0, 1)):
+        ins = [drawn(2, 6, 5, 3, dtype=dtype), drawn(6, dtype=dtype), drawn(6, dtype=dtype, seed=1)][: scale + 1]
+        attrs = {"groups": groups, "eps": 1e-5}
+        yield f"group_norm {groups} {dtype} {scale}", Case("group_norm", ins, attrs, "odd")
+    for op, shape, dtype, scale in combinations(
+        deep, ("batch_norm", "batch_norm_train"), ((7, 3), (3, 2, 1030), (5, 4, 3, 1)), FLOATS, (2, 0, 1)
+    ):
+        kept = F32 if dtype in (BF16, F16) else dtype
+        c = shape[1]
+        ins = [drawn(*shape, dtype=dtype) + 2, drawn(c, dtype=kept), drawn(c, dtype=kept, seed=1).abs() + 0.5]
+        ins += [drawn(c, dtype=dtype, seed=2), drawn(c, dtype=dtype, seed=3)][:scale]
+        attrs = {"eps": 1e-5} | ({"momentum": 0.3} if op == "batch_norm_train" else {})
+        yield f"{op} {shape} {dtype} {scale}", Case(op, ins, attrs, "odd")
+    ins = [drawn(5, 2, 2100) * 3 + 100, drawn(2), drawn(2).abs()]
+    yield "batch_norm_train in parts", Case("batch_norm_train", ins, {"momentum": 0.1, "eps": 1e-5}, tolerance=1e-5)
+
+
+FAMILIES: dict[str, Callable[[bool], Cases]] = {"softmax": softmax, "norm": norm}
+_RMS = {"eps": 1e-5, "unit_offset": False, "cast_before_scale": True}
+SHAPES: dict[str, Callable[[int], Case]] = {
+    "softmax": lambda n: Case("softmax", [drawn(n, n)], {"axis": -1}),
+    "rms_norm": lambda n: Case("rms_norm", [drawn(n, n), drawn(n)], _RMS),
+    "layer_norm": lambda n: Case("layer_norm", [drawn(n, n), drawn(n)], {"rank": 1, "eps": 1e-5}),
+    "batch_norm": lambda n: Case("batch_norm", [drawn(n, n), drawn(n), drawn(n)], {"eps": 1e-5}),
+}
+"""Name -> a case of size n: 20 neighbouring sizes share their compiled code, except for sizes divisible by 16."""
