@@ -46,6 +46,15 @@ def typical() -> Iterator[Typical]:
             attrs = {"eps": 1e-5, "unit_offset": False, "cast_before_scale": True}
             yield "rms_norm", [((TOKENS, width), kind), row], attrs
             yield "layer_norm", [((TOKENS, width), kind), row, row], {"rank": 1, "eps": 1e-5}
+        wide, over = ((TOKENS, WIDE), kind), {"axes": (-1,), "keepdims": False}
+        for op in ("sum", "mean", "amax", "amin", "prod", "any", "all"):
+            yield op, [wide], over
+        for axes in ((0,), None):
+            yield "sum", [wide], {**over, "axes": axes}
+        yield "sum", [((32, 256, 32, 32), kind)], {**over, "axes": (0, 2, 3)}
+        yield "argmax", [((64, CLASSES), kind)], {"axis": -1}
+        yield "argmin", [wide], {"axis": 0}
+        yield "cumsum", [wide], {"axis": -1, "reverse": False}
         channels = ((256,), kind)
         image, statistics = ((32, 256, 32, 32), kind), [((256,), F32)] * 2
         yield "group_norm", [image, channels, channels], {"groups": 32, "eps": 1e-5}

@@ -95,12 +95,56 @@ def norm(deep: bool) -> Cases:
     yield "batch_norm_train in parts", Case("batch_norm_train", ins, {"momentum": 0.1, "eps": 1e-5}, tolerance=1e-5)
 
 
-FAMILIES: dict[str, Callable[[bool], Cases]] = {"softmax": softmax, "norm": norm}
+REDUCTIONS = ("sum", "mean", "prod", "amax", "amin", "any", "all")
+
+
+def reduce(deep: bool) -> Cases:
+    for op, n, dtype, layout in combinations(deep, REDUCTIONS, widths(deep)[1:], FLOATS, LAYOUTS):
+        x = drawn(3, n, dtype=dtype)
+        x = x.sign() * x.abs() ** 0.1 if op == "prod" else x
+        yield f"{op} {n} {dtype} {layout}", Case(op, [x], {"axes": (-1,), "keepdims": n % 2 == 1 and layout != "padded"}, layout)
+    for op, axes, dtype in combinations(
+        deep, REDUCTIONS, (None, (), (0,), (1,), (0, 2), (1, 2), (0, 3), (0, 2, 3)), (F32, BF16, F64, torch.int32, torch.bool),
+    ):
+        x = drawn(3, 5, 4, 33) * 3
+        x = x.to(dtype) if op not in ("prod", "mean") or dtype not in (BF16, torch.int32, torch.bool) else x
+        x = x.sign() * x.abs() ** 0.1 if op == "prod" else x
+        yield f"{op} over {axes} {dtype}", Case(op, [x], {"axes": axes, "keepdims": False}, "odd", tolerance=2e-6)
+    for op, shape, axes in (("sum", (2, 2100), (1,)), ("mean", (2100, 3), (0,)), ("amax", (3, 40, 30), None),
+                            ("any", (2100,), None), ("all", (40, 2, 35), (0, 2)), ("prod", (1100,), None)):  # fmt: skip
+        x = drawn(*shape)
+        x = x.sign() * x.abs() ** 0.01 if op == "prod" else x
+        yield f"{op} of long rows", Case(op, [x], {"axes": axes, "keepdims": False}, "odd", tolerance=2e-6)
+    for op in ("sum", "prod", "any", "all"):
+        yield f"{op} of nothing", Case(op, [drawn(3, 0)], {"axes": (1,), "keepdims": False})
+        yield f"{op} without results", Case(op, [drawn(0, 3)], {"axes": (1,), "keepdims": False})
+    unknown = drawn(4, 37)
+    unknown[1, 30] = torch.nan
+    unknown[2, 5:] = inf
+    unknown[3] = -inf
+    for op in ("amax", "amin"):
+        yield f"{op} with NaN", Case(op, [unknown], {"axes": (1,), "keepdims": False})
+    for op in ("argmax", "argmin"):
+        yield f"{op} with NaN", Case(op, [unknown], {"axis": 1}, wide=())
+        yield f"{op} of equal entries", Case(op, [drawn(3, 300).round()], {"axis": 1}, "odd", wide=())
+        yield f"{op} along rows", Case(op, [drawn(70, 5, 40).round()], {"axis": 0}, wide=())
+        yield f"{op} of a long row", Case(op, [drawn(2, 9001).round()], {"axis": 1}, "padded", wide=())
+    for reverse, dtype, axis in combinations(deep, (False, True), (*FLOATS, torch.int32, torch.bool), (0, 1, 2)):
+        x = (drawn(3, 37, 35) * 2).to(dtype)
+        attrs = {"axis": axis, "reverse": reverse}
+        yield f"cumsum {attrs} {dtype}", Case("cumsum", [x], attrs, "odd", tolerance=2e-6)
+    yield "cumsum of a long row", Case("cumsum", [drawn(2, 9001)], {"axis": 1, "reverse": True}, tolerance=4e-6)
+
+
+FAMILIES: dict[str, Callable[[bool], Cases]] = {"softmax": softmax, "norm": norm, "reduce": reduce}
+_SUM = {"axes": (1,), "keepdims": False}
 _RMS = {"eps": 1e-5, "unit_offset": False, "cast_before_scale": True}
 SHAPES: dict[str, Callable[[int], Case]] = {
     "softmax": lambda n: Case("softmax", [drawn(n, n)], {"axis": -1}),
     "rms_norm": lambda n: Case("rms_norm", [drawn(n, n), drawn(n)], _RMS),
     "layer_norm": lambda n: Case("layer_norm", [drawn(n, n), drawn(n)], {"rank": 1, "eps": 1e-5}),
+    "sum": lambda n: Case("sum", [drawn(n, n)], _SUM),
+    "argmax": lambda n: Case("argmax", [drawn(n, n)], {"axis": 0}),
     "batch_norm": lambda n: Case("batch_norm", [drawn(n, n), drawn(n), drawn(n)], {"eps": 1e-5}),
 }
 """Name -> a case of size n: 20 neighbouring sizes share their compiled code, except for sizes divisible by 16."""

@@ -2,6 +2,6 @@
 
 from importlib import import_module
 
-_FAMILIES = "launch norm softmax"
+_FAMILIES = "launch norm reduce softmax"
 for _family in _FAMILIES.split():
     import_module(f"{__name__}.{_family}")  # registers its kernels

@@ -16,7 +16,7 @@ import triton.language as tl
 
 ALONG, ACROSS, ANY = 0, 1, 2
 """Layouts: the columns are contiguous, or the rows, or neither."""
-_MOST = 2**31 - 1
+MOST = 2**31 - 1
 
 
 @triton.jit
@@ -160,8 +160,8 @@ def rows_along(tensors: Sequence[torch.Tensor], first: int, last: int) -> Rows |
             return f"the axes of a layout do not merge: shape {tuple(t.shape)}, strides {t.stride()}"
         found.append(parts)
     (outer, columns, inner) = (size for size, _ in found[0])
-    if max(outer, columns, inner) > _MOST:
-        return f"an axis has more than {_MOST} entries"
+    if max(outer, columns, inner) > MOST:
+        return f"an axis has more than {MOST} entries"
     if inner == 1:  # the leading axes are the rows
         return Rows(1, outer, columns, tuple((0, a[1], b[1]) for a, b, _ in found))
     return Rows(outer, inner, columns, tuple((a[1], c[1], b[1]) for a, b, c in found))
