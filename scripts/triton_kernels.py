@@ -55,6 +55,16 @@ def typical() -> Iterator[Typical]:
         yield "argmax", [((64, CLASSES), kind)], {"axis": -1}
         yield "argmin", [wide], {"axis": 0}
         yield "cumsum", [wide], {"axis": -1, "reverse": False}
+        tables = [((1, 2048, 64), kind)] * 2
+        for style in ("half", "interleaved"):
+            yield "rope", [((2, 32, 2048, 128), kind), *tables], {"style": style}
+        scores, ids, rows = ((TOKENS, CLASSES), kind), ((TOKENS,), I64), ((TOKENS,), F32)
+        for smoothing in (0.0, 0.1):
+            attrs = {"ignore_index": -100, "smoothing": smoothing}
+            yield "cross_entropy", [scores, ids], attrs
+            yield "cross_entropy_backward", [scores, ids, rows, rows], attrs
+        yield "embedding", [((CLASSES, WIDE), kind), ids], {}
+        yield "embedding_backward", [((TOKENS, WIDE), kind), ids], {"rows": CLASSES}
         channels = ((256,), kind)
         image, statistics = ((32, 256, 32, 32), kind), [((256,), F32)] * 2
         yield "group_norm", [image, channels, channels], {"groups": 32, "eps": 1e-5}

@@ -74,7 +74,10 @@ def norm(deep: bool) -> Cases:
     yield "rms_norm of a long row", Case("rms_norm", [drawn(2, 9001), drawn(9001)], attrs, "odd")
     for n, dtype, layout, scale in combinations(deep, widths(deep), FLOATS, LAYOUTS, (2, 0, 1)):
         ins = [drawn(3, n, dtype=dtype) + 3, drawn(n, dtype=dtype), drawn(n, dtype=dtype, seed=1)][: scale + 1]
-        yield f"layer_norm {n} {dtype} {layout} {scale}", Case("layer_norm", ins, {"rank": 1, "eps": 1e-5}, layout)
+        yield (
+            f"layer_norm {n} {dtype} {layout} {scale}",
+            Case("layer_norm", ins, {"rank": 1, "eps": 1e-5}, layout, 3e-6),
+        )
     ins = [drawn(2, 3, 2, 9), drawn(3, 2, 9), drawn(3, 2, 9)]
     yield "layer_norm of three axes", Case("layer_norm", ins, {"rank": 3, "eps": 1e-5})
     yield "layer_norm of a long row", Case("layer_norm", [drawn(2, 9001), drawn(9001)], {"rank": 1, "eps": 1e-5})
@@ -102,9 +105,15 @@ def reduce(deep: bool) -> Cases:
     for op, n, dtype, layout in combinations(deep, REDUCTIONS, widths(deep)[1:], FLOATS, LAYOUTS):
         x = drawn(3, n, dtype=dtype)
         x = x.sign() * x.abs() ** 0.1 if op == "prod" else x
-        yield f"{op} {n} {dtype} {layout}", Case(op, [x], {"axes": (-1,), "keepdims": n % 2 == 1 and layout != "padded"}, layout)
+        yield (
+            f"{op} {n} {dtype} {layout}",
+            Case(op, [x], {"axes": (-1,), "keepdims": n % 2 == 1 and layout != "padded"}, layout),
+        )
     for op, axes, dtype in combinations(
-        deep, REDUCTIONS, (None, (), (0,), (1,), (0, 2), (1, 2), (0, 3), (0, 2, 3)), (F32, BF16, F64, torch.int32, torch.bool),
+        deep,
+        REDUCTIONS,
+        (None, (), (0,), (1,), (0, 2), (1, 2), (0, 3), (0, 2, 3)),
+        (F32, BF16, F64, torch.int32, torch.bool),
     ):
         x = drawn(3, 5, 4, 33) * 3
         x = x.to(dtype) if op not in ("prod", "mean") or dtype not in (BF16, torch.int32, torch.bool) else x
@@ -136,7 +145,47 @@ def reduce(deep: bool) -> Cases:
     yield "cumsum of a long row", Case("cumsum", [drawn(2, 9001)], {"axis": 1, "reverse": True}, tolerance=4e-6)
 
 
-FAMILIES: dict[str, Callable[[bool], Cases]] = {"softmax": softmax, "norm": norm, "reduce": reduce}
+def rope(deep: bool) -> Cases:
+    for half, rest, style, dtype, layout in combinations(
+        deep, (1, 16, 17, 55), (0, 3, 70), ("half", "interleaved"), FLOATS, LAYOUTS
+    ):
+        width = 2 * half + rest
+        tables = [drawn(1, 5, half, dtype=dtype), drawn(1, 5, half, dtype=dtype, seed=1)]
+        x = drawn(2, 3, 5, width, dtype=dtype)
+        yield f"rope {half} {rest} {style} {dtype} {layout}", Case("rope", [x, *tables], {"style": style}, layout)
+    x, *tables = drawn(2, 50, 3, 32), drawn(2, 3, 16), drawn(2, 3, 16, seed=1)
+    yield "rope of each sequence", Case("rope", [x, *tables], {"style": "half"})
+
+
+def loss(deep: bool) -> Cases:
+    for classes, dtype, smoothing, weighted in combinations(
+        deep, (1, 127, 128, 129, 1025, 4103), FLOATS, (0.0, 0.1), (False, True, True)
+    ):
+        scores = drawn(2, 3, classes, dtype=dtype) * 3
+        targets = torch.arange(6).reshape(2, 3) * 31 % classes
+        targets[1, 1] = -100
+        attrs = {"ignore_index": -100, "smoothing": smoothing}
+        weight = [drawn(classes, dtype=dtype).abs() + 0.5] if weighted else []
+        name = f"{classes} {dtype} {smoothing} {weighted}"
+        yield f"cross_entropy {name}", Case("cross_entropy", [scores, targets, *weight], attrs, "odd")
+        kind = F64 if dtype == F64 else F32
+        lse, g = scores.to(kind).logsumexp(-1), drawn(2, 3, dtype=kind)
+        ins = [scores, targets, lse, g, *weight]
+        yield f"cross_entropy_backward {name}", Case("cross_entropy_backward", ins, attrs, "odd")
+
+
+def embedding(deep: bool) -> Cases:
+    for count, width, dtype in combinations(deep, (0, 1, 63, 64, 65, 199), (1, 255, 257), FLOATS):
+        ids = (drawn(count, seed=2) * 4).round().to(torch.int64) % 11
+        ins = [drawn(11, width, dtype=dtype), ids]
+        yield f"embedding {count} {width} {dtype}", Case("embedding", ins, {}, "odd", exact=True)
+        ins, attrs = [drawn(count, width, dtype=dtype), ids], {"rows": 11}
+        yield f"embedding_backward {count} {width} {dtype}", Case("embedding_backward", ins, attrs, "odd")
+
+
+FAMILIES: dict[str, Callable[[bool], Cases]] = {
+    "softmax": softmax, "norm": norm, "reduce": reduce, "rope": rope, "loss": loss, "embedding": embedding,
+}  # fmt: skip
 _SUM = {"axes": (1,), "keepdims": False}
 _RMS = {"eps": 1e-5, "unit_offset": False, "cast_before_scale": True}
 SHAPES: dict[str, Callable[[int], Case]] = {

@@ -148,7 +148,7 @@ def apart(case: Case, x: torch.Tensor, y: torch.Tensor) -> str:
     scale = b.abs() + b.abs().mean()
     off = (a - b).abs()
     if x.dtype in LOW:
-        fine = (off <= 1e-6 * scale) | ((_steps(x[finite]) - _steps(y[finite].to(x.dtype))).abs() <= 1)
+        fine = (off <= 3e-6 * scale) | ((_steps(x[finite]) - _steps(y[finite].to(x.dtype))).abs() <= 1)
         return "" if bool(fine.all()) else f"more than 1 ulp: {float((off / scale.clamp(min=1e-300)).max()):.2g}"
     limit = case.tolerance or {torch.float32: 1e-6, torch.float64: 1e-12}[x.dtype]
     if x.dtype is torch.float64:

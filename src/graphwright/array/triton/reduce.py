@@ -110,10 +110,10 @@ def reduce_rows(
         at = first + lane
         inside = present & (at < stop)
         if SPLIT:
-            place = (at // inner).to(tl.int64) * x_far + (at % inner).to(tl.int64) * x_near
+            offset = (at // inner).to(tl.int64) * x_far + (at % inner).to(tl.int64) * x_near
         else:
-            place = at.to(tl.int64) * x_near
-        values = exact(tl.load(x + outer * x_outer + row * x_row + place, mask=inside, other=0))
+            offset = at.to(tl.int64) * x_near
+        values = exact(tl.load(x + outer * x_outer + row * x_row + offset, mask=inside, other=0))
         if KIND <= 1:
             total += values
         elif KIND == 2:
@@ -170,7 +170,9 @@ def extremum_index(
         best = tl.where(better, values, best)
         index = tl.where(better, at, index)
     unknown = best != best
-    hit = tl.where(tl.max(unknown.to(tl.int32), 1, keep_dims=True) != 0, unknown, best == tl.max(best, 1, keep_dims=True))
+    hit = tl.where(
+        tl.max(unknown.to(tl.int32), 1, keep_dims=True) != 0, unknown, best == tl.max(best, 1, keep_dims=True)
+    )
     found = tl.min(tl.where(hit & (index < columns), index, columns), 1, keep_dims=True)
     tl.store(out + outer * rows + row, found.to(tl.int64), mask=present)
 
@@ -197,7 +199,7 @@ def cumulative_sum(
     lane = tl.arange(0, COLUMNS)[None, :]
     x_at, out_at = x + outer * x_outer + row * x_row, out + outer * out_outer + row * out_row
     none = exact(tl.load(x_at + lane, mask=(lane < 0) & present, other=0))
-    carried = tl.sum(none * 0, 1, keep_dims=True)
+    sum_before = tl.sum(none * 0, 1, keep_dims=True)
     for first in range(0, columns, COLUMNS):
         at = first + lane
         inside = present & (at < columns)
@@ -205,8 +207,8 @@ def cumulative_sum(
             at = columns - 1 - at
         at = at.to(tl.int64)
         values = exact(tl.load(x_at + at * x_column, mask=inside, other=0))
-        tl.store(out_at + at * out_column, narrow(carried + tl.cumsum(values, 1), out), mask=inside)
-        carried += tl.sum(values, 1, keep_dims=True)
+        tl.store(out_at + at * out_column, narrow(sum_before + tl.cumsum(values, 1), out), mask=inside)
+        sum_before += tl.sum(values, 1, keep_dims=True)
 
 
 class _Plan(NamedTuple):
@@ -335,7 +337,9 @@ def _index(least: bool) -> Bind:
         assert isinstance(rows, Rows), rows
         constants = {**rows.constants, "LEAST": least, "LOWEST": float("-inf")}
         del constants["LOOP"]
-        return Launch(extremum_index, rows.grid, (ins[0], outs[0], *rows.sizes, *rows.steps), constants, rows.tile.warps)
+        return Launch(
+            extremum_index, rows.grid, (ins[0], outs[0], *rows.sizes, *rows.steps), constants, rows.tile.warps
+        )
 
     return bind
 

@@ -1,0 +1,151 @@
+"""Rows of a table by index, and sums of rows by index: each sum in the order of the operands, without atomics.
+
+Sums sort the indices by counting: the rank of an index is the number of smaller ones, and of equal ones before it.
+n indices take n² comparisons, 1 ms for 2¹⁶ of them; no memory is allocated and no value is read by the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from graphwright.array.backend import Attrs, Call
+from graphwright.array.cpu.kernel import Tensors
+from graphwright.array.dtype import int64
+from graphwright.array.spec import Spec
+from graphwright.array.triton.kernel import Launch, compiled, kernel, one_float
+from graphwright.array.triton.rows import multiple, narrow, wide
+
+ROWS, COLUMNS = 8, 256
+"""Tile of a program that copies or adds rows."""
+RANKED, COMPARED = 32, 128
+"""Indices that a program ranks, and with how many at once it compares them."""
+MOST_RANKED = 2**18
+"""Most indices that are ranked: the comparisons take about 10 ms."""
+
+
+@compiled
+def take_rows(
+    table, ids, out, count: tl.int32, entries: tl.int32, width: tl.int32, table_row: tl.int64, out_row: tl.int64,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Copy row ids[i] of a table [entries, width] to row i of the result; NaN for an index out of range."""
+    width, table_row, out_row = multiple(width, ALIGNED), multiple(table_row, ALIGNED), multiple(out_row, ALIGNED)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    present = row < count
+    index = tl.load(ids + row, mask=present, other=0).to(tl.int64)[:, None]
+    known = (index >= 0) & (index < entries)
+    inside = present[:, None] & (column < width)
+    values = tl.load(table + index * table_row + column, mask=inside & known, other=0.0)
+    if table.dtype.element_ty.is_floating():
+        values = tl.where(known, values, float("nan")).to(values.dtype)
+    tl.store(out + row.to(tl.int64)[:, None] * out_row + column, values, mask=inside)
+
+
+@compiled
+def rank_indices(ids, order, sorted_ids, count: tl.int32, RANKED: tl.constexpr, COMPARED: tl.constexpr):
+    """Compute `order`, the positions of the indices in ascending order, and the indices in this order; stable."""
+    own = tl.program_id(0) * RANKED + tl.arange(0, RANKED)
+    present = own < count
+    index = tl.load(ids + own, mask=present, other=0).to(tl.int64)
+    rank = tl.zeros([RANKED], tl.int32)
+    for first in range(0, count, COMPARED):
+        at = first + tl.arange(0, COMPARED)
+        other = tl.load(ids + at, mask=at < count, other=0).to(tl.int64)[None, :]
+        before = (other < index[:, None]) | ((other == index[:, None]) & (at[None, :] < own[:, None]))
+        rank += tl.sum((before & (at < count)[None, :]).to(tl.int32), 1)
+    tl.store(order + rank, own, mask=present)
+    tl.store(sorted_ids + rank, index, mask=present)
+
+
+@compiled
+def add_rows(
+    rows, order, ids, out, count: tl.int32, entries: tl.int32, width: tl.int32,
+    row_lead: tl.int64, row_step: tl.int64, out_lead: tl.int64, out_step: tl.int64, leads: tl.int32,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Add the rows of each index to its row of `out` [leads, entries, width]: a program for each index that occurs.
+
+    `order` and `ids` are those of `rank_indices`. Negative indices count from the end; one out of range is left out.
+    """
+    width, row_lead, row_step = multiple(width, ALIGNED), multiple(row_lead, ALIGNED), multiple(row_step, ALIGNED)
+    out_lead, out_step = multiple(out_lead, ALIGNED), multiple(out_step, ALIGNED)
+    start, lead = tl.program_id(0) // leads, (tl.program_id(0) % leads).to(tl.int64)
+    column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    here = start < count
+    index = tl.load(ids + start, mask=here, other=0)
+    before = tl.load(ids + start - 1, mask=here & (start > 0), other=-(2**62))
+    known = (index >= 0) & (index < entries)
+    if known & (before != index):
+        inside = column < width
+        at = out + lead * out_lead + index * out_step + column
+        total = wide(tl.load(at, mask=inside, other=0.0))
+        first, more = start, True
+        while more:
+            position = first + tl.arange(0, ROWS)
+            there = position < count
+            same = there & (tl.load(ids + position, mask=there, other=-1) == index)
+            row = tl.load(order + position, mask=same, other=0).to(tl.int64)[:, None]
+            values = tl.load(rows + lead * row_lead + row * row_step + column, mask=same[:, None] & inside, other=0.0)
+            total += tl.sum(wide(values), 0, keep_dims=True)
+            first += ROWS
+            more = tl.sum(same.to(tl.int32), 0) == ROWS
+        tl.store(at, narrow(total, out), mask=inside)
+
+
+def _takes(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:
+    table, ids = ins
+    if (table.stride(1) != 1 and table.shape[1] > 1) or not ids.is_contiguous() or not outs[0].is_contiguous():
+        return "the rows or the indices are not contiguous"
+    return one_float([table, outs[0]])
+
+
+def constants(*steps: int) -> dict[str, Any]:
+    """Return the constants of kernels for rows with this width and these strides."""
+    return {"ROWS": ROWS, "COLUMNS": COLUMNS, "ALIGNED": all(n % 16 == 0 for n in steps)}
+
+
+@kernel("embedding", takes=_takes)
+def embedding(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Launch:
+    (table, ids), out = ins, outs[0]
+    count, (entries, width) = ids.numel(), table.shape
+    args = (table, ids, out, count, entries, width, table.stride(0), width)
+    return Launch(take_rows, (-(-count // ROWS), -(-width // COLUMNS)), args, constants(width, table.stride(0)))
+
+
+def order_scratch(count: int) -> list[Spec]:
+    """Return the specs of the scratch for `rank_indices`."""
+    return [Spec((count,), int64)] * 2
+
+
+def _sum_scratch(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    return order_scratch(ins[1].size)
+
+
+def _takes_sum(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:
+    if not all(t.is_contiguous() for t in (*ins, *outs)):
+        return "an operand is not contiguous"
+    if ins[1].numel() > MOST_RANKED:
+        return f"more than {MOST_RANKED} indices"
+    return one_float([ins[0], outs[0]])
+
+
+def ranked(ids: torch.Tensor, work: Tensors) -> Launch:
+    """Return the launch that ranks contiguous indices in scratch from `order_scratch`."""
+    count = ids.numel()
+    args = (ids, *work, count)
+    return Launch(rank_indices, (-(-count // RANKED),), args, {"RANKED": RANKED, "COMPARED": COMPARED})
+
+
+@kernel("embedding_backward", _sum_scratch, takes=_takes_sum)
+def embedding_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Sum the gradient rows of each id."""
+    (grad, ids), (out,), (order, found) = ins, outs, work
+    count, (entries, width) = ids.numel(), out.shape
+    args = (grad, order, found, out, count, entries, width, 0, width, 0, width, 1)
+    add = Launch(add_rows, (count, -(-width // COLUMNS)), args, constants(width))
+    return [out.zero_, ranked(ids, work), add]
