@@ -55,6 +55,12 @@ def typical() -> Iterator[Typical]:
         yield "argmax", [((64, CLASSES), kind)], {"axis": -1}
         yield "argmin", [wide], {"axis": 0}
         yield "cumsum", [wide], {"axis": -1, "reverse": False}
+        for width in (64, 128, 256):
+            q, k = ((2, 32, 2048, width), kind), ((2, 8, 2048, width), kind)
+            for more in ({}, {"causal": False}, {"window": 512, "softcap": 30.0}):
+                attrs = {"scale": 0.1, "causal": True, "window": None, "softcap": None, "optional": (), **more}
+                yield "sdpa", [q, k, k], attrs
+                yield "sdpa_backward", [q, k, k, q, q], attrs
         tables = [((1, 2048, 64), kind)] * 2
         for style in ("half", "interleaved"):
             yield "rope", [((2, 32, 2048, 128), kind), *tables], {"style": style}

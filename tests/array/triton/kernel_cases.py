@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 import torch
-from kernel_checks import LAYOUTS, Case
+from kernel_checks import LAYOUTS, Case, by_cpu
 
 from graphwright.array.triton.rows import TILES
 
@@ -183,7 +183,43 @@ def embedding(deep: bool) -> Cases:
         yield f"embedding_backward {count} {width} {dtype}", Case("embedding_backward", ins, attrs, "odd")
 
 
+def attention(deep: bool) -> Cases:
+    none = {"scale": 0.3, "causal": True, "window": None, "softcap": None, "optional": ()}
+    keyed, extra = {"causal": False, "optional": ("key_mask",)}, ("key_mask", "q_start", "bias", "sinks")
+    variants = (
+        ("causal", {}), ("all keys", {"causal": False}), ("window", {"window": 7}), ("softcap", {"softcap": 0.8}),
+        ("padding", keyed), ("start", {"optional": ("q_start",)}), ("bias", {"optional": ("bias",)}),
+        ("mask", {"optional": ("bias",), "causal": False}), ("sinks", {"optional": ("sinks",)}),
+        ("everything", {"window": 30, "softcap": 1.5, "optional": extra}),
+    )  # fmt: skip
+    sizes = ((1, 1), (1, 40), (33, 33), (17, 100), (40, 17), (0, 5))
+    for (name, given), (queries, keys), (d, dv), (heads, groups), dtype in combinations(
+        deep, variants, sizes, ((16, 16), (20, 7), (64, 64)), ((2, 1), (3, 3), (4, 2)), (F32, BF16, F16)
+    ):
+        attrs = {**none, **given}
+        q, k, v = (drawn(2, h, t, w, dtype=dtype, seed=w + t) for h, t, w in (
+            (heads, queries, d), (groups, keys, d), (groups, keys, dv)))  # fmt: skip
+        bias = drawn(2, 1, queries, keys, dtype=dtype, seed=3)
+        options = {
+            "key_mask": drawn(2, keys, seed=4) > -0.5, "q_start": torch.tensor(max(keys - queries - 3, 0)),
+            "bias": bias > -0.3 if name == "mask" else bias, "sinks": drawn(heads, dtype=dtype, seed=5),
+        }  # fmt: skip
+        more = [options[n] for n in attrs["optional"]]
+        limit = 2e-6 if dtype == F32 else 2.0 ** (-8 if dtype == F16 else -6)  # probabilities are rounded
+        label = f"{name} {queries}x{keys} {d},{dv} {heads}/{groups} {dtype}"
+        yield f"sdpa {label}", Case("sdpa", [q, k, v, *more], attrs, "odd", limit)
+        wide = [t.double() if t.dtype.is_floating_point else t for t in (q, k, v, *more)]
+        out = torch.empty(2, heads, queries, dv, dtype=F64)
+        by_cpu("sdpa", [out], wide, attrs)
+        ins = [q, k, v, *more, out.to(dtype), drawn(2, heads, queries, dv, dtype=dtype, seed=6)]
+        yield f"sdpa_backward {label}", Case("sdpa_backward", ins, attrs, "contiguous", 4 * limit)
+    q, k = drawn(2, 2, 5, 16), drawn(2, 2, 0, 16)
+    yield "sdpa without keys", Case("sdpa", [q, k, k], none, zero=True)
+    yield "sdpa_backward without keys", Case("sdpa_backward", [q, k, k, q, q], none, zero=True)
+
+
 FAMILIES: dict[str, Callable[[bool], Cases]] = {
+    "attention": attention,
     "softmax": softmax, "norm": norm, "reduce": reduce, "rope": rope, "loss": loss, "embedding": embedding,
 }  # fmt: skip
 _SUM = {"axes": (1,), "keepdims": False}

@@ -49,7 +49,7 @@ def _plane(table, head, heads, groups):
 
 
 @triton.jit
-def _product(a, b, WIDE: tl.constexpr):
+def product(a, b, WIDE: tl.constexpr):
     """Return a·b in float32, of float32 operands to about 1e-6; WIDE widens 16-bit ones for the interpreter."""
     if WIDE:
         a, b = a.to(tl.float32), b.to(tl.float32)
@@ -105,7 +105,7 @@ def _allowed(s, table, edge, first, rows, columns, BLOCK: tl.constexpr):
 def _scores(q, k, table, edge, first, rows, columns, keys, scale, softcap,
             SOFTCAP: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """Return scores [queries, keys], -inf where not allowed, and their slope with respect to q·k."""
-    s = _product(q, tl.trans(k), WIDE) * scale
+    s = product(q, tl.trans(k), WIDE) * scale
     slope = tl.full(s.shape, 1.0, tl.float32) * scale
     if SOFTCAP:
         part = 2.0 / (1.0 + tl.exp(-2.0 * (s / softcap))) - 1.0  # tanh
@@ -209,7 +209,7 @@ def forward(
         if GATES and not INSIDE:
             e = e * gate
         v_tile = _tile(v_base, v_t, columns, keys, DV, DV_PADDED)
-        mixed = mixed * kept[:, None] + _product(e.to(v_tile.dtype), v_tile, WIDE)
+        mixed = mixed * kept[:, None] + product(e.to(v_tile.dtype), v_tile, WIDE)
         top = highest
     whole = tl.where(total > 0, total, 1.0)
     sums = tl.where(total > 0, top + tl.log(whole), LOWEST)
@@ -259,7 +259,7 @@ def backward_rows(
                            SOFTCAP, BLOCK, WIDE)  # fmt: skip
         e = _raised(s, base, gate, GATES, INSIDE)
         v_tile = _tile(v_base, v_t, columns, keys, DV, DV_PADDED)
-        dp = _product(g_tile, tl.trans(v_tile), WIDE)
+        dp = product(g_tile, tl.trans(v_tile), WIDE)
         if GATES:
             if INSIDE:
                 each = e * (dp - subtracted[:, None])
@@ -269,7 +269,7 @@ def backward_rows(
                 dp = dp * gate
             tl.store(edge_grads + pair * slots + edge, tl.sum(tl.sum(each, 1), 0))
         ds = e * (dp - subtracted[:, None]) * slope
-        total += _product(ds.to(k_tile.dtype), k_tile, WIDE)
+        total += product(ds.to(k_tile.dtype), k_tile, WIDE)
     _put(dq + pair * queries * D, D, tokens, queries, total, D, D_PADDED)
 
 
@@ -316,7 +316,7 @@ def backward_columns(
             subtracted = tl.load(less + whole * queries + tokens, mask=present, other=0.0)
             e = _raised(s, base, gate, GATES, INSIDE)
             g_tile = _tile(grad + whole * queries * DV, DV, tokens, queries, DV, DV_PADDED)
-            dp = _product(g_tile, tl.trans(v_tile), WIDE)
+            dp = product(g_tile, tl.trans(v_tile), WIDE)
             shown = e
             if GATES:
                 if INSIDE:
@@ -325,9 +325,9 @@ def backward_columns(
                 else:
                     shown = e * gate
                     dp = dp * gate
-            v_total += _product(tl.trans(shown).to(g_tile.dtype), g_tile, WIDE)
+            v_total += product(tl.trans(shown).to(g_tile.dtype), g_tile, WIDE)
             ds = e * (dp - subtracted[:, None]) * slope
-            k_total += _product(tl.trans(ds).to(q_tile.dtype), q_tile, WIDE)
+            k_total += product(tl.trans(ds).to(q_tile.dtype), q_tile, WIDE)
     _put(dk + pair * keys * D, D, columns, keys, k_total, D, D_PADDED)
     _put(dv + pair * keys * DV, DV, columns, keys, v_total, DV, DV_PADDED)
 
