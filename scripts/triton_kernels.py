@@ -71,11 +71,27 @@ def typical() -> Iterator[Typical]:
             yield "cross_entropy_backward", [scores, ids, rows, rows], attrs
         yield "embedding", [((CLASSES, WIDE), kind), ids], {}
         yield "embedding_backward", [((TOKENS, WIDE), kind), ids], {"rows": CLASSES}
+        grads: list[Operand] = [((WIDE, n), kind) for n in (WIDE, 1024, 1)]
+        yield "unscale_check", [((), F32), ((), F32), *grads], {}
+        yield "zero_check", [((), F32), *grads], {}
         channels = ((256,), kind)
         image, statistics = ((32, 256, 32, 32), kind), [((256,), F32)] * 2
         yield "group_norm", [image, channels, channels], {"groups": 32, "eps": 1e-5}
         yield "batch_norm", [image, *statistics, channels, channels], {"eps": 1e-5}
         yield "batch_norm_train", [image, *statistics, channels, channels], {"eps": 1e-5, "momentum": 0.1}
+
+
+    params: list[Operand] = [((WIDE, n), F32) for n in (WIDE, 1024, 1)]
+    first, steps = [((), torch.float64), ((), F32)], [((), F32)] * 3
+    adam = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1, "maximize": False}
+    for amsgrad in (False, True):
+        columns = params * (5 if amsgrad else 4)
+        for op in ("adamw_step", "adam_step"):
+            yield op, [*first, *columns, *steps], {**adam, "amsgrad": amsgrad}
+    sgd = {"weight_decay": 0.1, "maximize": False, "dampening": 0.0}
+    for momentum in (0.9, 0.0):
+        columns = params * (3 if momentum else 2)
+        yield "sgd_step", [*first, *columns, *steps], {**sgd, "momentum": momentum, "nesterov": momentum > 0}
 
 
 def spec(operand: Operand) -> Spec:

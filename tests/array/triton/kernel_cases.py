@@ -218,8 +218,37 @@ def attention(deep: bool) -> Cases:
     yield "sdpa_backward without keys", Case("sdpa_backward", [q, k, k, q, q], none, zero=True)
 
 
+def optimize(deep: bool) -> Cases:
+    shapes = ((3, 4), (0,), (1023,), (1024,), (1,), (5, 1025))
+    for op, kind, found, flags, layout in combinations(
+        deep, ("adam_step", "adamw_step", "sgd_step"), (F32, F64), ("none", "all", "each"), range(4), LAYOUTS[:2]
+    ):
+        maximize, rich = flags % 2 == 1, flags < 2
+        attrs: dict[str, Any] = {"weight_decay": 0.1, "maximize": maximize}
+        if op == "sgd_step":
+            attrs |= {"momentum": 0.9 if rich else 0.0, "dampening": 0.0 if maximize else 0.3, "nesterov": maximize and rich}
+            moments = int(rich)
+        else:
+            attrs |= {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": rich}
+            moments = 3 if rich else 2
+        columns = [[drawn(*s, dtype=kind, seed=c) for s in shapes] for c in range(2 + moments)]
+        columns[2:] = [[t.abs() + 0.1 for t in column] for column in columns[2:]]
+        steps = [torch.tensor(float(i % 3)) for i in range(len(shapes))]
+        flag = torch.tensor([0.0, 1, 0, 1, 0, 1]) if found == "each" else torch.tensor(float(found == "all"))
+        ins = [torch.tensor(0.01, dtype=F64), flag, *(t for column in columns for t in column), *steps]
+        yield f"{op} {kind} {found} {flags} {layout}", Case(op, ins, attrs, layout, kept=(0, 1, *range(-len(shapes), 0)))
+    for kind, bad in combinations(deep, FLOATS, (None, inf, torch.nan)):
+        grads = [drawn(*s, dtype=kind) for s in shapes]
+        if bad is not None:
+            grads[3][1000] = bad
+        ins = [torch.tensor(0.25), torch.tensor(0.0), *grads]
+        yield f"unscale_check {kind} {bad}", Case("unscale_check", ins, {}, "odd", kept=(0, 1))
+        zeros = [g * (i % 2) for i, g in enumerate(grads)]
+        yield f"zero_check {kind} {bad}", Case("zero_check", [torch.tensor(0.0), *zeros], {}, "odd", wide=())
+
+
 FAMILIES: dict[str, Callable[[bool], Cases]] = {
-    "attention": attention,
+    "attention": attention, "optimize": optimize,
     "softmax": softmax, "norm": norm, "reduce": reduce, "rope": rope, "loss": loss, "embedding": embedding,
 }  # fmt: skip
 _SUM = {"axes": (1,), "keepdims": False}

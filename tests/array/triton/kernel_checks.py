@@ -36,6 +36,7 @@ class Case:
         layout: that of operands and results.
         tolerance: largest relative error in float32; None: 1e-6, and 1 ulp in 16 bits. In float64 it is at most 1e-12.
         exact: True if results must be equal.
+        kept: indices of operands that it gets as they are nevertheless.
         zero: True if the results are 0, for operands that the CPU backend does not get.
         wide: dtypes of operands that the CPU backend gets in float64; other operands it gets as they are.
     """
@@ -47,6 +48,7 @@ class Case:
     tolerance: float | None = None
     exact: bool = False
     wide: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16, torch.float32)
+    kept: tuple[int, ...] = ()
     zero: bool = False
 
 
@@ -105,7 +107,8 @@ def scratch(case: Case, outs: Sequence[torch.Tensor], ins: Sequence[torch.Tensor
 
 def wrong(case: Case) -> str:
     """Run a case; return "" or what is wrong with it."""
-    wide = [i.double() if i.dtype in case.wide else i for i in case.ins]
+    kept = {k % len(case.ins) for k in case.kept}
+    wide = [t.double() if t.dtype in case.wide and i not in kept else t for i, t in enumerate(case.ins)]
     wanted = results(case, wide)
     if case.zero:
         wanted = [w.zero_() for w in wanted]

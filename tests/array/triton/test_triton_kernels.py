@@ -6,13 +6,11 @@ Operands, results and scratch are in buffers with canaries. Kernels run twice an
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from triton_process import facts, run
 
 pytestmark = pytest.mark.triton
 FOLDER = Path(__file__).parent
@@ -21,21 +19,8 @@ QUICK = ("softmax", "rms_norm", "batch_norm_train")
 """Ops of whose kernels every run compiles one form; the deep profile compiles all."""
 
 
-def run(path: Path, cache: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run a script with Triton installed, apart from the tests' own process."""
-    seen = os.pathsep.join([str(Path(sys.prefix) / "apart"), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "PYTHONPATH": seen, "TRITON_CACHE_DIR": str(cache), "TRITON_DEFAULT_FP_FUSION": "1", **more}
-    return subprocess.run([sys.executable, path, *arguments], env=env, capture_output=True, text=True, check=False)
-
-
-def facts(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """Return the facts that a script printed, one a line."""
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(json.loads(line) for line in done.stdout.splitlines())
-
-
 def check_interpreted(cache: Path, depth: str) -> None:
-    found = facts(run(FOLDER / "interpreted_kernels.py", cache, depth, TRITON_INTERPRET="1"))
+    found = facts(FOLDER / "interpreted_kernels.py", cache, depth, TRITON_INTERPRET="1")
     wrong = {name: fact for name, fact in found.items() if fact and not name.endswith(" seconds")}
     assert not wrong, "\n".join(f"{name}: {fact}" for name, fact in list(wrong.items())[:20])
     assert len(found) > 40
@@ -52,7 +37,7 @@ def test_kernels_match_the_cpu_backend_for_all_combinations(tmp_path: Path) -> N
 
 
 def test_20_shapes_share_their_compiled_code(tmp_path: Path) -> None:
-    found = facts(run(FOLDER / "compiled_kernels.py", tmp_path))
+    found = facts(FOLDER / "compiled_kernels.py", tmp_path)
     assert found
     assert {name: count for name, count in found.items() if count > 2} == {}  # n = 112 is divisible by 16
 
@@ -60,7 +45,7 @@ def test_20_shapes_share_their_compiled_code(tmp_path: Path) -> None:
 @pytest.mark.deep
 @pytest.mark.timeout(3600)
 def test_kernels_of_all_cases_compile_without_spills_and_atomics(tmp_path: Path) -> None:
-    found = facts(run(FOLDER / "compiled_kernels.py", tmp_path, "deep"))
+    found = facts(FOLDER / "compiled_kernels.py", tmp_path, "deep")
     made = {name: fact for name, fact in found.items() if isinstance(fact, dict)}
     assert len(made) > 100
     assert {name: f for name, f in made.items() if f["spills"] or f["atomics"] or f["shared"] > 227 * 1024} == {}
