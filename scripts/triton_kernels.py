@@ -55,12 +55,17 @@ def typical() -> Iterator[Typical]:
         yield "argmax", [((64, CLASSES), kind)], {"axis": -1}
         yield "argmin", [wide], {"axis": 0}
         yield "cumsum", [wide], {"axis": -1, "reverse": False}
-        for width in (64, 128, 256):
+        for width in (64, 128, 256)[: 3 if kind == BF16 else 2]:
             q, k = ((2, 32, 2048, width), kind), ((2, 8, 2048, width), kind)
             for more in ({}, {"causal": False}, {"window": 512, "softcap": 30.0}):
                 attrs = {"scale": 0.1, "causal": True, "window": None, "softcap": None, "optional": (), **more}
                 yield "sdpa", [q, k, k], attrs
                 yield "sdpa_backward", [q, k, k, q, q], attrs
+            yield "sdpa", [((2, 32, 1, width), kind), k, k], {**attrs, "softcap": None}
+            more = [((2, 2048), torch.bool), ((), I64), ((2, 32, 2048, 2048), kind), ((32,), kind)]
+            attrs = {**attrs, "optional": ("key_mask", "q_start", "bias", "sinks")}
+            yield "sdpa", [q, k, k, *more], attrs
+            yield "sdpa_backward", [q, k, k, *more, q, q], attrs
         tables = [((1, 2048, 64), kind)] * 2
         for style in ("half", "interleaved"):
             yield "rope", [((2, 32, 2048, 128), kind), *tables], {"style": style}
@@ -74,6 +79,14 @@ def typical() -> Iterator[Typical]:
         grads: list[Operand] = [((WIDE, n), kind) for n in (WIDE, 1024, 1)]
         yield "unscale_check", [((), F32), ((), F32), *grads], {}
         yield "zero_check", [((), F32), *grads], {}
+        rows, ends = ((8192, 2048), kind), ((65,), I64)
+        yield "grouped_matmul", [rows, ((64, 2048, 1024), kind), ends], {}
+        yield "grouped_outer", [rows, ((8192, 1024), kind), ends], {}
+        sample = {"shape": (TOKENS, WIDE), "stream": 1, "dtype": DTYPES[kind]}
+        for op in ("uniform", "normal", "gumbel"):
+            yield op, [((2,), I64)], sample
+        yield "bernoulli", [wide, ((2,), I64)], {"stream": 1}
+        yield "dropout", [wide, ((2,), I64)], {"stream": 1, "p": 0.1}
         channels = ((256,), kind)
         image, statistics = ((32, 256, 32, 32), kind), [((256,), F32)] * 2
         yield "group_norm", [image, channels, channels], {"groups": 32, "eps": 1e-5}
@@ -81,6 +94,8 @@ def typical() -> Iterator[Typical]:
         yield "batch_norm_train", [image, *statistics, channels, channels], {"eps": 1e-5, "momentum": 0.1}
 
 
+    yield "randint", [((2,), I64)], {"shape": (TOKENS,), "stream": 1, "low": 0, "high": CLASSES}
+    yield "stochastic_round", [((TOKENS, WIDE), F32), ((2,), I64)], {"stream": 1}
     params: list[Operand] = [((WIDE, n), F32) for n in (WIDE, 1024, 1)]
     first, steps = [((), torch.float64), ((), F32)], [((), F32)] * 3
     adam = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1, "maximize": False}

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 import torch
-from kernel_checks import LAYOUTS, Case, by_cpu
+from kernel_checks import DTYPES, LAYOUTS, Case, by_cpu
 
 from graphwright.array.triton.rows import TILES
 
@@ -247,8 +247,41 @@ def optimize(deep: bool) -> Cases:
         yield f"zero_check {kind} {bad}", Case("zero_check", [torch.tensor(0.0), *zeros], {}, "odd", wide=())
 
 
+def grouped(deep: bool) -> Cases:
+    spans = ((0, 0, 3, 70, 70), (0, 65, 65, 65, 65), (0, 64, 128, 129, 140), (0, 0, 0, 0, 0))
+    for (ends, width, columns), dtype in combinations(
+        deep, tuple(product(spans, (1, 33), (1, 65)))[:: 1 if deep else 3], (F32, BF16, F16)
+    ):
+        limit = {F32: 2e-6, F16: 2.0**-9, BF16: 2.0**-7}[dtype]
+        x, w = drawn(140, width, dtype=dtype), drawn(4, width, columns, dtype=dtype)
+        label = f"{ends} {width} {columns} {dtype}"
+        ins = [x, w, torch.tensor(ends)]
+        yield f"grouped_matmul {label}", Case("grouped_matmul", ins, {}, "odd", limit)
+        ins = [x, drawn(140, columns, dtype=dtype, seed=1), torch.tensor(ends)]
+        yield f"grouped_outer {label}", Case("grouped_outer", ins, {}, "odd", limit)
+
+
+def random(deep: bool) -> Cases:
+    for n, kind, step in combinations(deep, (0, 1, 1023, 1024, 1025, 3079), (F32, BF16, F16), (0, 5)):
+        key, shape = torch.tensor([-(2**62) + 12345, step]), {"shape": (n,), "stream": 0xDEADBEEF}
+        attrs = {**shape, "dtype": DTYPES[kind]}
+        yield f"uniform {n} {kind}", Case("uniform", [key], attrs, exact=True)
+        yield f"normal {n} {kind}", Case("normal", [key], attrs)
+        yield f"gumbel {n} {kind}", Case("gumbel", [key], attrs)
+        stream = {"stream": 7}
+        p = (drawn(n) * 0.3 + 0.5).to(kind)
+        yield f"bernoulli {n} {kind}", Case("bernoulli", [p, key], stream, exact=True, wide=())
+        x = drawn(n, dtype=kind)
+        for share in (0.0, 0.3, 1.0):
+            yield f"dropout {n} {kind} {share}", Case("dropout", [x, key], {**stream, "p": share}, "odd", wide=())
+        yield f"randint {n}", Case("randint", [key], {**shape, "low": -5, "high": 100})
+        x = drawn(n)
+        x[3:5] = torch.tensor([inf, torch.nan])[: max(min(n - 3, 2), 0)]
+        yield f"stochastic_round {n}", Case("stochastic_round", [x, key], stream, "odd", wide=())
+
+
 FAMILIES: dict[str, Callable[[bool], Cases]] = {
-    "attention": attention, "optimize": optimize,
+    "attention": attention, "optimize": optimize, "grouped": grouped, "random": random,
     "softmax": softmax, "norm": norm, "reduce": reduce, "rope": rope, "loss": loss, "embedding": embedding,
 }  # fmt: skip
 _SUM = {"axes": (1,), "keepdims": False}

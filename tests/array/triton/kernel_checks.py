@@ -153,7 +153,7 @@ def apart(case: Case, x: torch.Tensor, y: torch.Tensor) -> str:
     a, b = a[finite], b[finite]
     if not b.numel():
         return ""
-    scale = b.abs() + b.abs().mean()
+    scale = b.abs() + (b.abs().mean() if bool(b.any()) else 1.0)
     off = (a - b).abs()
     if x.dtype in LOW and case.tolerance is None:
         fine = (off <= 3e-6 * scale) | ((_steps(x[finite]) - _steps(y[finite].to(x.dtype))).abs() <= 1)

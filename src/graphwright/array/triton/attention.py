@@ -73,7 +73,7 @@ def _scores(
     if PADDING:
         seen = seen & (tl.load(key_mask + columns, mask=columns < keys, other=0) != 0)[None, :]
     if BIAS > 0:
-        added = tl.load(bias + bias_rows[:, None] + columns.to(tl.int64)[None, :] * bias_key, mask=seen, other=0)
+        added = tl.load(bias + bias_rows[:, None] + columns[None, :] * bias_key, mask=seen, other=0)
         if BIAS == 2:
             seen = seen & (added != 0)
         else:
@@ -105,7 +105,7 @@ def attend(
     q, k, v, key_mask, q_start, bias, sinks, out, queries: tl.int32, keys: tl.int32, groups: tl.int32, share: tl.int32,
     width: tl.int32, value_width: tl.int32, blocks: tl.int32, window: tl.int32, scale: tl.float64, softcap: tl.float64,
     q_n: tl.int64, q_h: tl.int64, q_t: tl.int64, k_n: tl.int64, k_h: tl.int64, k_t: tl.int64,
-    v_n: tl.int64, v_h: tl.int64, v_t: tl.int64, bias_n: tl.int64, bias_h: tl.int64, bias_q: tl.int64, bias_k: tl.int64,
+    v_n: tl.int64, v_h: tl.int64, v_t: tl.int64, bias_n: tl.int32, bias_h: tl.int32, bias_q: tl.int32, bias_k: tl.int32,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PADDING: tl.constexpr, START: tl.constexpr, BIAS: tl.constexpr,
     SINKS: tl.constexpr, ALIGNED: tl.constexpr, WIDE: tl.constexpr,
@@ -125,7 +125,7 @@ def attend(
     position = t + start
     q_tile = _load(q + n * q_n, head * q_h + t * q_t, 1, inside, width, D)
     k_base, v_base = k + n * k_n + group * k_h, v + n * v_n + group * v_h
-    bias_rows = n * bias_n + head * bias_h + t * bias_q
+    bias_rows = (n * bias_n + head * bias_h).to(tl.int32) + t * bias_q
     top = tl.full([ROWS], LOWEST, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     if SINKS:
@@ -158,7 +158,7 @@ def attend_slopes(
     queries: tl.int32, keys: tl.int32, groups: tl.int32, share: tl.int32,
     width: tl.int32, value_width: tl.int32, blocks: tl.int32, window: tl.int32, scale: tl.float64, softcap: tl.float64,
     q_n: tl.int64, q_h: tl.int64, q_t: tl.int64, k_n: tl.int64, k_h: tl.int64, k_t: tl.int64,
-    v_n: tl.int64, v_h: tl.int64, v_t: tl.int64, bias_n: tl.int64, bias_h: tl.int64, bias_q: tl.int64, bias_k: tl.int64,
+    v_n: tl.int64, v_h: tl.int64, v_t: tl.int64, bias_n: tl.int32, bias_h: tl.int32, bias_q: tl.int32, bias_k: tl.int32,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PADDING: tl.constexpr, START: tl.constexpr, BIAS: tl.constexpr,
     SINKS: tl.constexpr, ALIGNED: tl.constexpr, WIDE: tl.constexpr,
@@ -179,7 +179,7 @@ def attend_slopes(
     rows = (n * groups * share + head) * queries + t
     q_tile = _load(q + n * q_n, head * q_h + t * q_t, 1, inside, width, D)
     k_base, v_base = k + n * k_n + group * k_h, v + n * v_n + group * v_h
-    bias_rows = n * bias_n + head * bias_h + t * bias_q
+    bias_rows = (n * bias_n + head * bias_h).to(tl.int32) + t * bias_q
     top = tl.full([ROWS], LOWEST, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     if SINKS:
@@ -221,7 +221,7 @@ def key_slopes(
     queries: tl.int32, keys: tl.int32, groups: tl.int32, share: tl.int32,
     width: tl.int32, value_width: tl.int32, blocks: tl.int32, window: tl.int32, scale: tl.float64, softcap: tl.float64,
     q_n: tl.int64, q_h: tl.int64, q_t: tl.int64, k_n: tl.int64, k_h: tl.int64, k_t: tl.int64,
-    v_n: tl.int64, v_h: tl.int64, v_t: tl.int64, bias_n: tl.int64, bias_h: tl.int64, bias_q: tl.int64, bias_k: tl.int64,
+    v_n: tl.int64, v_h: tl.int64, v_t: tl.int64, bias_n: tl.int32, bias_h: tl.int32, bias_q: tl.int32, bias_k: tl.int32,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PADDING: tl.constexpr, START: tl.constexpr, BIAS: tl.constexpr,
     ALIGNED: tl.constexpr, WIDE: tl.constexpr,
@@ -256,7 +256,7 @@ def key_slopes(
             rows = (n * groups * share + head) * queries + t
             q_tile = _load(q + n * q_n + head * q_h, t, q_t, inside, width, D)
             s, slope = _scores(q_tile, k_tile, t + start, columns, inside, keys, scale, softcap, window,
-                               key_mask + n * keys, bias, n * bias_n + head * bias_h + t * bias_q, bias_k,
+                               key_mask + n * keys, bias, (n * bias_n + head * bias_h).to(tl.int32) + t * bias_q, bias_k,
                                CAUSAL, WINDOW, SOFTCAP, PADDING, BIAS, WIDE)  # fmt: skip
             sums = tl.load(lse + rows, mask=inside, other=0.0).to(tl.float32)
             subtracted = tl.load(less + rows, mask=inside, other=0.0).to(tl.float32)
@@ -279,56 +279,72 @@ class Tiles(NamedTuple):
     stages: int
 
 
-def forward_tiles(width: int, dtype: torch.dtype) -> Tiles:
-    """Return the tiles of `attend` for padded widths up to `width`."""
-    if dtype == torch.float32:
-        return Tiles(64, 32, 4, 2) if width <= 64 else Tiles(32, 32, 4, 2) if width <= 128 else Tiles(16, 32, 4, 1)
-    return Tiles(128, 64, 4 if width <= 64 else 8, 3 if width <= 64 else 2) if width <= 128 else Tiles(64, 32, 4, 2)
-
-
-def backward_tiles(width: int, dtype: torch.dtype) -> Tiles:
-    """Return the tiles of `attend_slopes` and `key_slopes` for padded widths up to `width`."""
-    if dtype == torch.float32:
-        return Tiles(32, 32, 4, 1) if width <= 64 else Tiles(16, 32, 4, 1) if width <= 128 else Tiles(16, 16, 4, 1)
-    return Tiles(64, 64, 4, 2) if width <= 64 else Tiles(64, 64, 8, 2) if width <= 128 else Tiles(32, 32, 8, 1)
+FEW = 16
+"""Rows of the tiles for up to so many queries of a group, as in decoding."""
+TILES: dict[str, dict[tuple[int, int, bool], Tiles]] = {
+    "attend": {
+        (2, 64, False): Tiles(128, 64, 8, 3), (2, 64, True): Tiles(64, 64, 8, 2),
+        (2, 128, False): Tiles(128, 64, 8, 2), (2, 128, True): Tiles(64, 32, 8, 2),
+        (2, 256, False): Tiles(64, 32, 8, 2), (2, 256, True): Tiles(32, 32, 8, 2),
+        (4, 64, False): Tiles(64, 32, 8, 2), (4, 64, True): Tiles(32, 32, 8, 2),
+        (4, 128, False): Tiles(32, 32, 8, 2), (4, 128, True): Tiles(16, 32, 4, 1),
+    },
+    "attend_slopes": {
+        (2, 64, False): Tiles(64, 64, 4, 2), (2, 64, True): Tiles(64, 64, 8, 2),
+        (2, 128, False): Tiles(64, 64, 8, 2), (2, 128, True): Tiles(64, 32, 8, 2),
+        (2, 256, False): Tiles(32, 64, 8, 2), (2, 256, True): Tiles(32, 32, 8, 2),
+        (4, 64, False): Tiles(16, 32, 4, 1), (4, 64, True): Tiles(16, 32, 4, 1),
+        (4, 128, False): Tiles(16, 16, 8, 1), (4, 128, True): Tiles(16, 16, 8, 1),
+    },
+    "key_slopes": {
+        (2, 64, False): Tiles(64, 64, 4, 2), (2, 64, True): Tiles(32, 64, 8, 2),
+        (2, 128, False): Tiles(32, 64, 8, 2), (2, 128, True): Tiles(32, 32, 8, 1),
+        (2, 256, False): Tiles(32, 32, 8, 1), (2, 256, True): Tiles(16, 32, 8, 1),
+        (4, 64, False): Tiles(16, 32, 4, 1), (4, 64, True): Tiles(16, 32, 4, 1),
+        (4, 128, False): Tiles(16, 16, 8, 1), (4, 128, True): Tiles(16, 16, 8, 1),
+    },
+}  # fmt: skip
+"""Kernel -> (bytes of an element, least width, with a bias or softcap) -> the largest tiles that spill no registers."""
 
 
 class _Bound:
     """Arguments that the kernels share."""
 
-    def __init__(self, ins: Tensors, attrs: Attrs, tiles: Tiles) -> None:
+    def __init__(self, ins: Tensors, attrs: Attrs) -> None:
         self.q, self.k, self.v = ins[:3]
         given = dict(zip(attrs["optional"], ins[3:], strict=False))
         batch, heads, queries, width = self.q.shape
-        groups, keys, value_width = *self.k.shape[1:3], self.v.shape[3]
+        groups, self.keys, value_width = *self.k.shape[1:3], self.v.shape[3]
         share = heads // max(groups, 1)
-        bias = given.get("bias")
-        expanded = None if bias is None else bias.expand(batch, heads, queries, keys)
-        key_mask, start, sinks = (given.get(name) for name in ("key_mask", "q_start", "sinks"))
-        self.operands = [
-            self.q if t is None else _raw(t) for t in (key_mask, start, bias)
-        ]  # an argument that is not given is any tensor
+        self.rows, self.pairs = share * queries, batch * groups
+        key_mask, start, bias, sinks = (given.get(name) for name in ("key_mask", "q_start", "bias", "sinks"))
+        # an argument that is not given is any tensor
+        self.operands = [self.q if t is None else _raw(t) for t in (key_mask, start, bias)]
         self.sinks = self.q if sinks is None else sinks
-        self.tiles, self.pairs = tiles, batch * groups
-        self.row_blocks, self.key_blocks = -(-share * queries // tiles.rows), -(-keys // tiles.columns)
-        self.sizes = (queries, keys, groups, share, width, value_width)
+        self.sizes = (queries, self.keys, groups, share, width, value_width)
         cap, window = attrs["softcap"], attrs["window"] if attrs["causal"] else None
         strides = [s for t in ins[:3] for s in t.stride()[:3]]
-        self.numbers = (0 if window is None else window, attrs["scale"], 1.0 if cap is None else cap, *strides,
-                        *((0, 0, 0, 0) if expanded is None else expanded.stride()))  # fmt: skip
+        of_bias = (0, 0, 0, 0) if bias is None else bias.expand(batch, heads, queries, self.keys).stride()
+        self.numbers = (window or 0, attrs["scale"], 1.0 if cap is None else cap, *strides, *of_bias)
+        widest = max(64, padded(max(width, value_width)))
+        self.form = (self.q.element_size(), widest, bias is not None or cap is not None)
         self.constants: dict[str, Any] = {
-            "ROWS": tiles.rows, "COLUMNS": tiles.columns, "D": padded(width), "DV": padded(value_width),
-            "CAUSAL": attrs["causal"], "WINDOW": window is not None, "SOFTCAP": cap is not None,
-            "PADDING": key_mask is not None, "START": start is not None,
+            "D": padded(width), "DV": padded(value_width), "CAUSAL": attrs["causal"], "WINDOW": window is not None,
+            "SOFTCAP": cap is not None, "PADDING": key_mask is not None, "START": start is not None,
             "BIAS": 0 if bias is None else 2 if bias.dtype == torch.bool else 1,
             "ALIGNED": all(n % 16 == 0 for n in (width, value_width, *strides)), "WIDE": knobs.runtime.interpret,
         }  # fmt: skip
-        self.with_sinks = {**self.constants, "SINKS": sinks is not None}
+        self.with_sinks = {"SINKS": sinks is not None}
 
-    def launch(self, function: Any, blocks: int, tensors: Sequence[torch.Tensor], constants: dict[str, Any]) -> Launch:
-        """Return the launch of one of the kernels, a program per block and pair of batch element and key head."""
+    def launch(self, function: Any, tensors: Sequence[torch.Tensor], by_rows: bool, **constants: bool) -> Launch:
+        """Return the launch of a kernel, a program per tile of rows, or of keys, of a batch element and key head."""
+        tiles = TILES[function.__name__][self.form]
+        if by_rows and self.rows <= FEW:
+            tiles = tiles._replace(rows=FEW, warps=4)
+        blocks = -(-self.rows // tiles.rows) if by_rows else -(-self.keys // tiles.columns)
         args = (self.q, self.k, self.v, *self.operands, *tensors, *self.sizes, blocks, *self.numbers)
-        return Launch(function, (blocks * self.pairs,), args, constants, self.tiles.warps, self.tiles.stages)
+        constants = {"ROWS": tiles.rows, "COLUMNS": tiles.columns, **self.constants, **constants}
+        return Launch(function, (blocks * self.pairs,), args, constants, tiles.warps, tiles.stages)
 
 
 def _raw(t: torch.Tensor) -> torch.Tensor:
@@ -339,8 +355,11 @@ def _raw(t: torch.Tensor) -> torch.Tensor:
 def _takes(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:
     q, k, v, *rest = ins
     given = dict(zip(attrs["optional"], rest, strict=False))
-    if q.dtype == torch.float64 or max(q.shape[3], v.shape[3]) > 256 or min(q.shape[3], v.shape[3]) == 0:
+    most = {2: 256, 4: 128, 8: 0}[q.element_size()]
+    if max(q.shape[3], v.shape[3]) > most or min(q.shape[3], v.shape[3]) == 0:
         return f"no kernel for {q.dtype} and heads of {q.shape[3]} and {v.shape[3]}"
+    if "bias" in given and (bias := given["bias"]).numel() >= 2**31:
+        return f"a bias of {bias.numel()} entries"
     if any(t.shape[-1] > 1 and t.stride(-1) != 1 for t in (q, k, v)):
         return "the entries of a head are not contiguous"
     contiguous = (*outs, *rest[len(given) :], *(t for name, t in given.items() if name != "bias"))
@@ -351,9 +370,8 @@ def _takes(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:
 
 @kernel("sdpa", takes=_takes)
 def sdpa(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Launch:
-    tiles = forward_tiles(padded(max(ins[0].shape[3], ins[2].shape[3])), ins[0].dtype)
-    b = _Bound(ins, attrs, tiles)
-    return b.launch(attend, b.row_blocks, [b.sinks, outs[0]], b.with_sinks)
+    b = _Bound(ins, attrs)
+    return b.launch(attend, [b.sinks, outs[0]], True, **b.with_sinks)
 
 
 def _row_scratch(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
@@ -364,10 +382,8 @@ def _row_scratch(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> lis
 def sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Launch]:
     """Compute dq with the log-sum-exp and Σ grad·out of rows, then dk and dv."""
     *ins, out, grad = ins
-    (dq, dk, dv), (lse, less) = outs, work
-    tiles = backward_tiles(padded(max(ins[0].shape[3], ins[2].shape[3])), ins[0].dtype)
-    b = _Bound(ins, attrs, tiles)
+    (dq, dk, dv), (lse, less), b = outs, work, _Bound(ins, attrs)
     return [
-        b.launch(attend_slopes, b.row_blocks, [b.sinks, out, grad, dq, lse, less], b.with_sinks),
-        b.launch(key_slopes, b.key_blocks, [lse, less, grad, dk, dv], b.constants),
+        b.launch(attend_slopes, [b.sinks, out, grad, dq, lse, less], True, **b.with_sinks),
+        b.launch(key_slopes, [lse, less, grad, dk, dv], False),
     ]
