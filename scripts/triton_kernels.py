@@ -60,12 +60,14 @@ def typical() -> Iterator[Typical]:
             for more in ({}, {"causal": False}, {"window": 512, "softcap": 30.0}):
                 attrs = {"scale": 0.1, "causal": True, "window": None, "softcap": None, "optional": (), **more}
                 yield "sdpa", [q, k, k], attrs
-                yield "sdpa_backward", [q, k, k, q, q], attrs
+                if kind == BF16 or width < 128 or not attrs["softcap"]:
+                    yield "sdpa_backward", [q, k, k, q, q], attrs
             yield "sdpa", [((2, 32, 1, width), kind), k, k], {**attrs, "softcap": None}
             more = [((2, 2048), torch.bool), ((), I64), ((2, 32, 2048, 2048), kind), ((32,), kind)]
             attrs = {**attrs, "optional": ("key_mask", "q_start", "bias", "sinks")}
             yield "sdpa", [q, k, k, *more], attrs
-            yield "sdpa_backward", [q, k, k, *more, q, q], attrs
+            if kind == BF16 or width < 128:
+                yield "sdpa_backward", [q, k, k, *more, q, q], attrs
         tables = [((1, 2048, 64), kind)] * 2
         for style in ("half", "interleaved"):
             yield "rope", [((2, 32, 2048, 128), kind), *tables], {"style": style}
@@ -79,6 +81,18 @@ def typical() -> Iterator[Typical]:
         grads: list[Operand] = [((WIDE, n), kind) for n in (WIDE, 1024, 1)]
         yield "unscale_check", [((), F32), ((), F32), *grads], {}
         yield "zero_check", [((), F32), *grads], {}
+        table, lengths = ((16, 128), torch.int32), ((16,), torch.int32)
+        for width in (64, 128, 256)[: 3 if kind == BF16 else 2]:
+            pool = ((2048, 8, 16, width), kind)
+            for queries in (1, 64):
+                q = ((16, 32, queries, width), kind)
+                attrs = {"scale": 0.1, "window": None, "softcap": None}
+                yield "sdpa_paged", [q, pool, pool, table, lengths], attrs
+                attrs = {"scale": 0.1, "window": 512, "softcap": 30.0}
+                yield "sdpa_paged", [q, pool, pool, table, lengths, ((32,), kind)], attrs
+        entries = ((16, 8, 64, 128), kind)
+        yield "kv_append_paged", [((2048, 8, 16, 128), kind), entries, table, lengths], {}
+        yield "kv_append", [((16, 8, 2048, 128), kind), entries, ((), I64)], {}
         rows, ends = ((8192, 2048), kind), ((65,), I64)
         yield "grouped_matmul", [rows, ((64, 2048, 1024), kind), ends], {}
         yield "grouped_outer", [rows, ((8192, 1024), kind), ends], {}
@@ -92,7 +106,6 @@ def typical() -> Iterator[Typical]:
         yield "group_norm", [image, channels, channels], {"groups": 32, "eps": 1e-5}
         yield "batch_norm", [image, *statistics, channels, channels], {"eps": 1e-5}
         yield "batch_norm_train", [image, *statistics, channels, channels], {"eps": 1e-5, "momentum": 0.1}
-
 
     yield "randint", [((2,), I64)], {"shape": (TOKENS,), "stream": 1, "low": 0, "high": CLASSES}
     yield "stochastic_round", [((TOKENS, WIDE), F32), ((2,), I64)], {"stream": 1}

@@ -226,7 +226,11 @@ def optimize(deep: bool) -> Cases:
         maximize, rich = flags % 2 == 1, flags < 2
         attrs: dict[str, Any] = {"weight_decay": 0.1, "maximize": maximize}
         if op == "sgd_step":
-            attrs |= {"momentum": 0.9 if rich else 0.0, "dampening": 0.0 if maximize else 0.3, "nesterov": maximize and rich}
+            attrs |= {
+                "momentum": 0.9 if rich else 0.0,
+                "dampening": 0.0 if maximize else 0.3,
+                "nesterov": maximize and rich,
+            }
             moments = int(rich)
         else:
             attrs |= {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": rich}
@@ -236,7 +240,10 @@ def optimize(deep: bool) -> Cases:
         steps = [torch.tensor(float(i % 3)) for i in range(len(shapes))]
         flag = torch.tensor([0.0, 1, 0, 1, 0, 1]) if found == "each" else torch.tensor(float(found == "all"))
         ins = [torch.tensor(0.01, dtype=F64), flag, *(t for column in columns for t in column), *steps]
-        yield f"{op} {kind} {found} {flags} {layout}", Case(op, ins, attrs, layout, kept=(0, 1, *range(-len(shapes), 0)))
+        yield (
+            f"{op} {kind} {found} {flags} {layout}",
+            Case(op, ins, attrs, layout, kept=(0, 1, *range(-len(shapes), 0))),
+        )
     for kind, bad in combinations(deep, FLOATS, (None, inf, torch.nan)):
         grads = [drawn(*s, dtype=kind) for s in shapes]
         if bad is not None:
@@ -280,8 +287,29 @@ def random(deep: bool) -> Cases:
         yield f"stochastic_round {n}", Case("stochastic_round", [x, key], stream, "odd", wide=())
 
 
+def paged(deep: bool) -> Cases:
+    table = torch.tensor([[3, 1, 6], [0, 4, 2], [-1, -1, -1]], dtype=torch.int32)
+    lengths = torch.tensor([1, 20, -1], dtype=torch.int32)
+    for queries, window, softcap, sinks, dtype, (heads, groups) in combinations(
+        deep, (1, 7, 27), (None, 5), (None, 0.8), (False, True), (F32, BF16, F16), ((4, 2), (3, 3))
+    ):
+        limit = {F32: 2e-6, F16: 2.0**-8, BF16: 2.0**-6}[dtype]
+        q = drawn(3, heads, queries, 20, dtype=dtype)
+        k, v = (drawn(7, groups, 16, w, dtype=dtype, seed=w) for w in (20, 33))
+        more = [drawn(heads, dtype=dtype)] if sinks else []
+        attrs = {"scale": 0.3, "window": window, "softcap": softcap}
+        label = f"{queries} {window} {softcap} {sinks} {dtype}"
+        yield f"sdpa_paged {label}", Case("sdpa_paged", [q, k, v, table, lengths, *more], attrs, "odd", limit)
+    for dtype, count in combinations(deep, FLOATS, (1, 17, 0)):
+        rows = drawn(3, 2, count, 20, dtype=dtype)
+        ins = [drawn(7, 2, 16, 20, dtype=dtype), rows, table, lengths]
+        yield f"kv_append_paged {dtype} {count}", Case("kv_append_paged", ins, {}, "odd", exact=True)
+        ins = [drawn(3, 2, 30, 20, dtype=dtype), rows, torch.tensor(11)]
+        yield f"kv_append {dtype} {count}", Case("kv_append", ins, {}, "padded", exact=True)
+
+
 FAMILIES: dict[str, Callable[[bool], Cases]] = {
-    "attention": attention, "optimize": optimize, "grouped": grouped, "random": random,
+    "attention": attention, "optimize": optimize, "grouped": grouped, "random": random, "paged": paged,
     "softmax": softmax, "norm": norm, "reduce": reduce, "rope": rope, "loss": loss, "embedding": embedding,
 }  # fmt: skip
 _SUM = {"axes": (1,), "keepdims": False}

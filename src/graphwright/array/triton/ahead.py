@@ -12,6 +12,7 @@ from typing import Any
 import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
@@ -78,17 +79,29 @@ def compile_launch(launch: Launch, capability: int = 90) -> Compiled:
     source = ASTSource(launch.function, form.signature, form.constants, form.attributes)
     made: Any = triton.compile(source, target=form.target, options=form.options.__dict__)
     ptx, cubin = made.asm["ptx"], made.asm["cubin"]
-    registers, spills = _resources(cubin)
+    registers, spills = _resources(ptx, cubin, capability)
     atomics = tuple(re.findall(r"^\s*(?:@\S+\s+)?((?:atom|red)\..*)", ptx, re.MULTILINE))
     return Compiled(launch.function.__name__, registers, spills, made.metadata.shared, atomics, ptx, cubin)
 
 
-def _resources(cubin: bytes) -> tuple[int, int]:
-    """Return (registers of a thread, bytes of its own memory) that the code of one kernel uses."""
+def _resources(ptx: str, cubin: bytes, capability: int) -> tuple[int, int]:
+    """Return (registers of a thread, bytes of registers that it spills to memory) of the code of one kernel."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "kernel.cubin")
         file.write_bytes(cubin)
-        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    registers, stack, local = (max(map(int, re.findall(rf"{what}:(\d+)", text))) for what in ("REG", "STACK", "LOCAL"))
-    return registers, stack + local
+        text = _output(knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(file))
+        counts = (max(map(int, re.findall(rf"{what}:(\d+)", text))) for what in ("REG", "STACK", "LOCAL"))
+        registers, stack, local = counts
+        if not stack + local:
+            return registers, 0
+        source = Path(folder, "kernel.ptx")  # the stack may hold an array, such as one of a cosine: the assembler knows
+        source.write_text(ptx)
+        arch = f"--gpu-name={sm_arch_from_capability(capability)}"
+        text = _output(get_ptxas(capability).path, "-v", "--regAllocOptLevel=2", arch, str(source), "-o", str(file))
+    return registers, max(map(int, re.findall(r"(\d+) bytes spill stores", text)))
+
+
+def _output(*command: str) -> str:
+    """Return what a command prints."""
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout + done.stderr

@@ -28,7 +28,7 @@ LOWEST = tl.constexpr(float("-inf"))
 
 
 @triton.jit
-def _load(base, rows, step, inside_rows, width, PADDED: tl.constexpr):
+def load_vectors(base, rows, step, inside_rows, width, PADDED: tl.constexpr):
     """Load vectors [rows, PADDED] at row offsets `rows`·step, 0 outside."""
     lane = tl.arange(0, PADDED)[None, :]
     at = base + rows.to(tl.int64)[:, None] * step + lane
@@ -36,15 +36,15 @@ def _load(base, rows, step, inside_rows, width, PADDED: tl.constexpr):
 
 
 @triton.jit
-def _put(base, rows, step, inside_rows, width, values, PADDED: tl.constexpr):
-    """Store the counterpart of `_load`."""
+def put_vectors(base, rows, step, inside_rows, width, values, PADDED: tl.constexpr):
+    """Store the counterpart of `load_vectors`."""
     lane = tl.arange(0, PADDED)[None, :]
     at = base + rows.to(tl.int64)[:, None] * step + lane
     tl.store(at, narrow(values, base), mask=inside_rows[:, None] & (lane < width))
 
 
 @triton.jit
-def _capped(s, softcap, SOFTCAP: tl.constexpr):
+def softcapped(s, softcap, SOFTCAP: tl.constexpr):
     """Return c·tanh(s / c) and its slope; s and 1 without a softcap."""
     slope = tl.full(s.shape, 1.0, s.dtype)
     if SOFTCAP:
@@ -64,7 +64,7 @@ def _scores(
     """Return scores [rows, keys] of tiles, -inf for keys that a row does not see, and their slopes by q·k."""
     s = product(q, tl.trans(k), WIDE)
     factor = number(scale, s)
-    s, slope = _capped(s * factor, softcap, SOFTCAP)
+    s, slope = softcapped(s * factor, softcap, SOFTCAP)
     seen = inside_rows[:, None] & (columns < keys)[None, :]
     if CAUSAL:
         seen = seen & (columns[None, :] <= position[:, None])
@@ -82,7 +82,7 @@ def _scores(
 
 
 @triton.jit
-def _rows(block, queries, share, ROWS: tl.constexpr):
+def rows_of(block, queries, share, ROWS: tl.constexpr):
     """Return head within the group, query, and whether there is such a row, of the rows of a program."""
     row = block * ROWS + tl.arange(0, ROWS)
     return row // queries, row % queries, row < share * queries
@@ -117,13 +117,13 @@ def attend(
     q_n, k_n, v_n = multiple(q_n, ALIGNED), multiple(k_n, ALIGNED), multiple(v_n, ALIGNED)
     pair = tl.program_id(0) // blocks
     group, n = pair % groups, (pair // groups).to(tl.int64)
-    member, t, inside = _rows(tl.program_id(0) % blocks, queries, share, ROWS)
+    member, t, inside = rows_of(tl.program_id(0) % blocks, queries, share, ROWS)
     head = (group * share + member).to(tl.int64)
     start = keys - queries
     if START:
         start = tl.load(q_start, mask=queries > 0, other=0).to(tl.int32)
     position = t + start
-    q_tile = _load(q + n * q_n, head * q_h + t * q_t, 1, inside, width, D)
+    q_tile = load_vectors(q + n * q_n, head * q_h + t * q_t, 1, inside, width, D)
     k_base, v_base = k + n * k_n + group * k_h, v + n * v_n + group * v_h
     bias_rows = (n * bias_n + head * bias_h).to(tl.int32) + t * bias_q
     top = tl.full([ROWS], LOWEST, tl.float32)
@@ -136,7 +136,7 @@ def attend(
     for at in range(first, stop, COLUMNS):
         columns = at + tl.arange(0, COLUMNS)
         there = columns < keys
-        k_tile = _load(k_base, columns, k_t, there, width, D)
+        k_tile = load_vectors(k_base, columns, k_t, there, width, D)
         s, _ = _scores(q_tile, k_tile, position, columns, inside, keys, scale, softcap, window, key_mask + n * keys,
                        bias, bias_rows, bias_k, CAUSAL, WINDOW, SOFTCAP, PADDING, BIAS, WIDE)  # fmt: skip
         highest = tl.maximum(top, tl.max(s, 1))
@@ -144,12 +144,12 @@ def attend(
         e = tl.exp(s - base[:, None])
         kept = tl.exp(top - base)
         total = total * kept + tl.sum(e, 1)
-        v_tile = _load(v_base, columns, v_t, there, value_width, DV)
+        v_tile = load_vectors(v_base, columns, v_t, there, value_width, DV)
         mixed = mixed * kept[:, None] + product(e.to(v_tile.dtype), v_tile, WIDE)
         top = highest
     result = mixed / tl.where(total > 0, total, 1.0)[:, None]
     rows = (n * groups * share + head) * queries + t
-    _put(out, rows, value_width, inside, value_width, result, DV)
+    put_vectors(out, rows, value_width, inside, value_width, result, DV)
 
 
 @compiled
@@ -170,14 +170,14 @@ def attend_slopes(
     q_n, k_n, v_n = multiple(q_n, ALIGNED), multiple(k_n, ALIGNED), multiple(v_n, ALIGNED)
     pair = tl.program_id(0) // blocks
     group, n = pair % groups, (pair // groups).to(tl.int64)
-    member, t, inside = _rows(tl.program_id(0) % blocks, queries, share, ROWS)
+    member, t, inside = rows_of(tl.program_id(0) % blocks, queries, share, ROWS)
     head = (group * share + member).to(tl.int64)
     start = keys - queries
     if START:
         start = tl.load(q_start, mask=queries > 0, other=0).to(tl.int32)
     position = t + start
     rows = (n * groups * share + head) * queries + t
-    q_tile = _load(q + n * q_n, head * q_h + t * q_t, 1, inside, width, D)
+    q_tile = load_vectors(q + n * q_n, head * q_h + t * q_t, 1, inside, width, D)
     k_base, v_base = k + n * k_n + group * k_h, v + n * v_n + group * v_h
     bias_rows = (n * bias_n + head * bias_h).to(tl.int32) + t * bias_q
     top = tl.full([ROWS], LOWEST, tl.float32)
@@ -188,7 +188,7 @@ def attend_slopes(
     first, stop = _span(position, inside, keys, window, CAUSAL, WINDOW, COLUMNS)
     for at in range(first, stop, COLUMNS):
         columns = at + tl.arange(0, COLUMNS)
-        k_tile = _load(k_base, columns, k_t, columns < keys, width, D)
+        k_tile = load_vectors(k_base, columns, k_t, columns < keys, width, D)
         s, _ = _scores(q_tile, k_tile, position, columns, inside, keys, scale, softcap, window, key_mask + n * keys,
                        bias, bias_rows, bias_k, CAUSAL, WINDOW, SOFTCAP, PADDING, BIAS, WIDE)  # fmt: skip
         highest = tl.maximum(top, tl.max(s, 1))
@@ -196,8 +196,8 @@ def attend_slopes(
         total = total * tl.exp(top - base) + tl.sum(tl.exp(s - base[:, None]), 1)
         top = highest
     sums = tl.where(total > 0, top + tl.log(tl.where(total > 0, total, 1.0)), LOWEST)
-    g_tile = _load(grad, rows, value_width, inside, value_width, DV)
-    o_tile = _load(out, rows, value_width, inside, value_width, DV)
+    g_tile = load_vectors(grad, rows, value_width, inside, value_width, DV)
+    o_tile = load_vectors(out, rows, value_width, inside, value_width, DV)
     subtracted = tl.sum(wide(g_tile) * wide(o_tile), 1)
     tl.store(lse + rows, sums, mask=inside)
     tl.store(less + rows, subtracted, mask=inside)
@@ -206,13 +206,13 @@ def attend_slopes(
     for at in range(first, stop, COLUMNS):
         columns = at + tl.arange(0, COLUMNS)
         there = columns < keys
-        k_tile = _load(k_base, columns, k_t, there, width, D)
+        k_tile = load_vectors(k_base, columns, k_t, there, width, D)
         s, slope = _scores(q_tile, k_tile, position, columns, inside, keys, scale, softcap, window, key_mask + n * keys,
                            bias, bias_rows, bias_k, CAUSAL, WINDOW, SOFTCAP, PADDING, BIAS, WIDE)  # fmt: skip
-        v_tile = _load(v_base, columns, v_t, there, value_width, DV)
+        v_tile = load_vectors(v_base, columns, v_t, there, value_width, DV)
         ds = tl.exp(s - level) * (product(g_tile, tl.trans(v_tile), WIDE) - subtracted[:, None]) * slope
         slopes += product(ds.to(k_tile.dtype), k_tile, WIDE)
-    _put(dq, rows, width, inside, width, slopes, D)
+    put_vectors(dq, rows, width, inside, width, slopes, D)
 
 
 @compiled
@@ -239,8 +239,8 @@ def key_slopes(
     start = keys - queries
     if START:
         start = tl.load(q_start, mask=queries > 0, other=0).to(tl.int32)
-    k_tile = _load(k + n * k_n + group * k_h, columns, k_t, there, width, D)
-    v_tile = _load(v + n * v_n + group * v_h, columns, v_t, there, value_width, DV)
+    k_tile = load_vectors(k + n * k_n + group * k_h, columns, k_t, there, width, D)
+    v_tile = load_vectors(v + n * v_n + group * v_h, columns, v_t, there, value_width, DV)
     k_total = tl.zeros([COLUMNS, D], tl.float32)
     v_total = tl.zeros([COLUMNS, DV], tl.float32)
     first, stop = 0, queries
@@ -254,20 +254,21 @@ def key_slopes(
             t = at + tl.arange(0, ROWS)
             inside = t < queries
             rows = (n * groups * share + head) * queries + t
-            q_tile = _load(q + n * q_n + head * q_h, t, q_t, inside, width, D)
+            q_tile = load_vectors(q + n * q_n + head * q_h, t, q_t, inside, width, D)
+            bias_rows = (n * bias_n + head * bias_h).to(tl.int32) + t * bias_q
             s, slope = _scores(q_tile, k_tile, t + start, columns, inside, keys, scale, softcap, window,
-                               key_mask + n * keys, bias, (n * bias_n + head * bias_h).to(tl.int32) + t * bias_q, bias_k,
+                               key_mask + n * keys, bias, bias_rows, bias_k,
                                CAUSAL, WINDOW, SOFTCAP, PADDING, BIAS, WIDE)  # fmt: skip
             sums = tl.load(lse + rows, mask=inside, other=0.0).to(tl.float32)
             subtracted = tl.load(less + rows, mask=inside, other=0.0).to(tl.float32)
             p = tl.exp(s - tl.where(sums > LOWEST, sums, 0.0)[:, None])
-            g_tile = _load(grad, rows, value_width, inside, value_width, DV)
+            g_tile = load_vectors(grad, rows, value_width, inside, value_width, DV)
             v_total += product(tl.trans(p).to(g_tile.dtype), g_tile, WIDE)
             ds = p * (product(g_tile, tl.trans(v_tile), WIDE) - subtracted[:, None]) * slope
             k_total += product(tl.trans(ds).to(q_tile.dtype), q_tile, WIDE)
     written = pair.to(tl.int64) * keys + columns
-    _put(dk, written, width, there, width, k_total, D)
-    _put(dv, written, value_width, there, value_width, v_total, DV)
+    put_vectors(dk, written, width, there, width, k_total, D)
+    put_vectors(dv, written, value_width, there, value_width, v_total, DV)
 
 
 class Tiles(NamedTuple):
@@ -292,16 +293,16 @@ TILES: dict[str, dict[tuple[int, int, bool], Tiles]] = {
     "attend_slopes": {
         (2, 64, False): Tiles(64, 64, 4, 2), (2, 64, True): Tiles(64, 64, 8, 2),
         (2, 128, False): Tiles(64, 64, 8, 2), (2, 128, True): Tiles(64, 32, 8, 2),
-        (2, 256, False): Tiles(32, 64, 8, 2), (2, 256, True): Tiles(32, 32, 8, 2),
+        (2, 256, False): Tiles(32, 64, 8, 2), (2, 256, True): Tiles(16, 32, 4, 2),
         (4, 64, False): Tiles(16, 32, 4, 1), (4, 64, True): Tiles(16, 32, 4, 1),
-        (4, 128, False): Tiles(16, 16, 8, 1), (4, 128, True): Tiles(16, 16, 8, 1),
+        (4, 128, False): Tiles(16, 16, 8, 1),
     },
     "key_slopes": {
         (2, 64, False): Tiles(64, 64, 4, 2), (2, 64, True): Tiles(32, 64, 8, 2),
-        (2, 128, False): Tiles(32, 64, 8, 2), (2, 128, True): Tiles(32, 32, 8, 1),
+        (2, 128, False): Tiles(32, 64, 8, 2), (2, 128, True): Tiles(32, 32, 4, 2),
         (2, 256, False): Tiles(32, 32, 8, 1), (2, 256, True): Tiles(16, 32, 8, 1),
-        (4, 64, False): Tiles(16, 32, 4, 1), (4, 64, True): Tiles(16, 32, 4, 1),
-        (4, 128, False): Tiles(16, 16, 8, 1), (4, 128, True): Tiles(16, 16, 8, 1),
+        (4, 64, False): Tiles(16, 32, 8, 1), (4, 64, True): Tiles(16, 16, 4, 1),
+        (4, 128, False): Tiles(16, 16, 8, 1),
     },
 }  # fmt: skip
 """Kernel -> (bytes of an element, least width, with a bias or softcap) -> the largest tiles that spill no registers."""
@@ -326,8 +327,7 @@ class _Bound:
         strides = [s for t in ins[:3] for s in t.stride()[:3]]
         of_bias = (0, 0, 0, 0) if bias is None else bias.expand(batch, heads, queries, self.keys).stride()
         self.numbers = (window or 0, attrs["scale"], 1.0 if cap is None else cap, *strides, *of_bias)
-        widest = max(64, padded(max(width, value_width)))
-        self.form = (self.q.element_size(), widest, bias is not None or cap is not None)
+        self.form = _form(self.q, self.v, attrs)
         self.constants: dict[str, Any] = {
             "D": padded(width), "DV": padded(value_width), "CAUSAL": attrs["causal"], "WINDOW": window is not None,
             "SOFTCAP": cap is not None, "PADDING": key_mask is not None, "START": start is not None,
@@ -352,12 +352,18 @@ def _raw(t: torch.Tensor) -> torch.Tensor:
     return t.view(torch.uint8) if t.dtype == torch.bool else t
 
 
+def _form(q: torch.Tensor, v: torch.Tensor, attrs: Attrs) -> tuple[int, int, bool]:
+    """Return the key of the tiles in TILES."""
+    rich = "bias" in attrs["optional"] or attrs["softcap"] is not None
+    return q.element_size(), max(64, padded(max(q.shape[3], v.shape[3]))), rich
+
+
 def _takes(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:
     q, k, v, *rest = ins
     given = dict(zip(attrs["optional"], rest, strict=False))
-    most = {2: 256, 4: 128, 8: 0}[q.element_size()]
-    if max(q.shape[3], v.shape[3]) > most or min(q.shape[3], v.shape[3]) == 0:
-        return f"no kernel for {q.dtype} and heads of {q.shape[3]} and {v.shape[3]}"
+    tiles = TILES["attend"] if len(outs) == 1 else TILES["attend_slopes"]
+    if _form(q, v, attrs) not in tiles or min(q.shape[3], v.shape[3]) == 0:
+        return f"no tiles for {q.dtype}, heads of {q.shape[3]} and {v.shape[3]}, and these options"
     if "bias" in given and (bias := given["bias"]).numel() >= 2**31:
         return f"a bias of {bias.numel()} entries"
     if any(t.shape[-1] > 1 and t.stride(-1) != 1 for t in (q, k, v)):

@@ -72,7 +72,9 @@ def multiply_groups(
         for at in range(0, width, INNER):
             term = at + tl.arange(0, INNER)
             a = tl.load(x_at + term[None, :], mask=present[:, None] & (term < width)[None, :], other=0.0)
-            b = tl.load(w_at + term.to(tl.int64)[:, None] * w_row, mask=(term < width)[:, None] & there[None, :], other=0.0)
+            b = tl.load(
+                w_at + term.to(tl.int64)[:, None] * w_row, mask=(term < width)[:, None] & there[None, :], other=0.0
+            )
             total += product(a, b, WIDE)
     tl.store(out + row[:, None] * columns + column[None, :], narrow(total, out), mask=present[:, None] & there[None, :])
 
