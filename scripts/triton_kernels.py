@@ -101,6 +101,17 @@ def typical() -> Iterator[Typical]:
             yield op, [((2,), I64)], sample
         yield "bernoulli", [wide, ((2,), I64)], {"stream": 1}
         yield "dropout", [wide, ((2,), I64)], {"stream": 1, "p": 0.1}
+        yield "index", [wide, ids], {"axis": 0}
+        yield "index_put", [wide, wide, ids], {"axis": 0}
+        yield "index_add", [wide, wide, ids], {"axis": 0}
+        yield "index_sum", [wide, ids], {"axis": 0, "shape": (TOKENS, WIDE)}
+        line, chosen = ((TOKENS, 128), kind), ((TOKENS, 8), I64)
+        for width in (32, 128, 2048, 8192):
+            yield "topk", [((TOKENS, width), kind)], {"k": 8, "axis": -1, "largest": True}
+        yield "gather", [line, chosen], {"axis": 1}
+        yield "scatter", [line, chosen, ((TOKENS, 8), kind)], {"axis": 1}
+        yield "scatter_add", [line, chosen, ((TOKENS, 8), kind)], {"axis": 1}
+        yield "scatter_sum", [((TOKENS, 8), kind), chosen], {"axis": 1, "shape": (TOKENS, 128)}
         channels = ((256,), kind)
         image, statistics = ((32, 256, 32, 32), kind), [((256,), F32)] * 2
         yield "group_norm", [image, channels, channels], {"groups": 32, "eps": 1e-5}

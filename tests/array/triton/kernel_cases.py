@@ -254,6 +254,50 @@ def optimize(deep: bool) -> Cases:
         yield f"zero_check {kind} {bad}", Case("zero_check", [torch.tensor(0.0), *zeros], {}, "odd", wide=())
 
 
+def index(deep: bool) -> Cases:
+    for (lead, width, axis), count, dtype in combinations(
+        deep, ((1, 5, 0), (3, 1, 1), (2, 257, -2)), (0, 1, 7, 70), (*FLOATS, torch.int32)
+    ):
+        shape = (lead, 11, width) if axis else (11, width)
+        picked = (*((lead,) if axis else ()), count, width)
+        ids = torch.arange(count) * 7 % 22 - 11
+        x, values = ((drawn(*s, seed=n) * 3).to(dtype) for n, s in enumerate((shape, picked)))
+        attrs, label = {"axis": axis}, f"{lead} {width} {axis} {count} {dtype}"
+        yield f"index {label}", Case("index", [x, ids], attrs, "odd", exact=True)
+        yield f"index_put {label}", Case("index_put", [x, values, ids], attrs, "odd", wide=())
+        if dtype.is_floating_point:
+            yield f"index_add {label}", Case("index_add", [x, values, ids], attrs, "odd")
+            yield f"index_sum {label}", Case("index_sum", [values, ids], {**attrs, "shape": shape}, "odd")
+
+
+def scatter(deep: bool) -> Cases:
+    for axis, indices, dtype in combinations(deep, (0, 1, 2), (0, 1, 9), FLOATS):
+        shape = [130 if a == axis else 3 + a for a in range(3)]
+        picked = [indices if a == axis else n for a, n in enumerate(shape)]
+        index = (drawn(*picked, seed=1) * 100).to(torch.int64) % shape[axis]
+        x, values = drawn(*shape, dtype=dtype), drawn(*picked, dtype=dtype, seed=2)
+        attrs, label = {"axis": axis}, f"{axis} {indices} {dtype}"
+        yield f"gather {label}", Case("gather", [x, index], attrs, "odd", exact=True)
+        yield f"scatter {label}", Case("scatter", [x, index, values], attrs, "odd", exact=True)
+        yield f"scatter_add {label}", Case("scatter_add", [x, index, values], attrs, "odd")
+        yield f"scatter_sum {label}", Case("scatter_sum", [values, index], {**attrs, "shape": tuple(shape)}, "odd")
+
+
+def select(deep: bool) -> Cases:
+    for n, k, largest, dtype, layout in combinations(
+        deep, (1, 31, 33, 128, 130), (0, 1, 8), (True, False), (F32, BF16, F16), LAYOUTS
+    ):
+        x = (drawn(37, n, dtype=F32) * 4).round().to(dtype)
+        attrs = {"k": min(k, n), "axis": -1, "largest": largest}
+        layout = "odd" if layout == "padded" else layout  # results are contiguous
+        yield f"topk {n} {k} {largest} {dtype}", Case("topk", [x], attrs, layout, wide=())
+    x = drawn(4, 40, 5)
+    x[1, 30:33], x[2, 2:], x[3] = torch.nan, inf, -inf
+    for axis, largest in ((1, True), (0, False), (2, True)):
+        attrs = {"k": 4, "axis": axis, "largest": largest}
+        yield f"topk along axis {axis}", Case("topk", [x], attrs, wide=())
+
+
 def grouped(deep: bool) -> Cases:
     spans = ((0, 0, 3, 70, 70), (0, 65, 65, 65, 65), (0, 64, 128, 129, 140), (0, 0, 0, 0, 0))
     for (ends, width, columns), dtype in combinations(
@@ -310,6 +354,7 @@ def paged(deep: bool) -> Cases:
 
 FAMILIES: dict[str, Callable[[bool], Cases]] = {
     "attention": attention, "optimize": optimize, "grouped": grouped, "random": random, "paged": paged,
+    "index": index, "scatter": scatter, "select": select,
     "softmax": softmax, "norm": norm, "reduce": reduce, "rope": rope, "loss": loss, "embedding": embedding,
 }  # fmt: skip
 _SUM = {"axes": (1,), "keepdims": False}
