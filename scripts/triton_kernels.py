@@ -106,6 +106,11 @@ def typical() -> Iterator[Typical]:
         yield "index_add", [wide, wide, ids], {"axis": 0}
         yield "index_sum", [wide, ids], {"axis": 0, "shape": (TOKENS, WIDE)}
         line, chosen = ((TOKENS, 128), kind), ((TOKENS, 8), I64)
+        pairs, runs = ((TOKENS, 8), F32), [((65,), I64), *[((TOKENS * 8,), I64)] * 2]
+        for act, gates in (("gated", 2), ("oai", 2), ("mlp", 1)):
+            matrices = [*[((1024, 2048), kind)] * gates, ((2048, 1024), kind)] * 64
+            attrs = {"kind": act, "act": "silu" if act == "gated" else "gelu", "bias": False, "algorithm": "auto"}
+            yield "expert_mlp", [((TOKENS, 2048), kind), *runs, pairs, *matrices], attrs
         for width in (32, 128, 2048, 8192):
             yield "topk", [((TOKENS, width), kind)], {"k": 8, "axis": -1, "largest": True}
         yield "gather", [line, chosen], {"axis": 1}
@@ -118,6 +123,8 @@ def typical() -> Iterator[Typical]:
         yield "batch_norm", [image, *statistics, channels, channels], {"eps": 1e-5}
         yield "batch_norm_train", [image, *statistics, channels, channels], {"eps": 1e-5, "momentum": 0.1}
 
+    yield "dispatch", [((TOKENS, 8), I64)], {"experts": 64}
+    yield "dispatch", [((TOKENS, 64), torch.bool)], {"experts": 64}
     yield "randint", [((2,), I64)], {"shape": (TOKENS,), "stream": 1, "low": 0, "high": CLASSES}
     yield "stochastic_round", [((TOKENS, WIDE), F32), ((2,), I64)], {"stream": 1}
     params: list[Operand] = [((WIDE, n), F32) for n in (WIDE, 1024, 1)]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from kernel_checks import DTYPES, LAYOUTS, Case, by_cpu
 
+from graphwright.array.formulas.experts import ACTS
 from graphwright.array.triton.rows import TILES
 
 Cases = Iterator[tuple[str, Case]]
@@ -298,6 +299,32 @@ def select(deep: bool) -> Cases:
         yield f"topk along axis {axis}", Case("topk", [x], attrs, wide=())
 
 
+def experts(deep: bool) -> Cases:
+    for tokens, k, count in combinations(deep, (0, 1, 37, 600), (1, 3), (1, 5)):
+        choice = (drawn(tokens, k) * 4).round().to(torch.int64).clamp(-1, count - 1)
+        yield f"dispatch {tokens} {k} {count}", Case("dispatch", [choice], {"experts": count}, "odd")
+        yield f"dispatch of a mask {tokens} {count}", Case("dispatch", [drawn(tokens, count) > 0], {"experts": count})
+    for act, kind, bias, dtype, (tokens, width) in combinations(
+        deep, ACTS, ("gated", "mlp", "oai"), (False, True), (F32, BF16, F16), ((37, 20), (70, 64), (1, 5))
+    ):
+        k, sizes = 3, (16, 0, 70) if width == 20 else (32, 48, 64)
+        choice = (drawn(tokens, k) * 2).round().to(torch.int64).clamp(-1, 2)
+        ins = [choice]
+        runs = [torch.empty(4, dtype=torch.int64), *(torch.empty(tokens * k, dtype=torch.int64) for _ in range(2))]
+        by_cpu("dispatch", runs, ins, {"experts": 3})
+        matrices = []
+        for e, inner in enumerate(sizes):
+            shapes = [(inner, width)] * (1 if kind == "mlp" else 2) + [(width, inner)]
+            for n, shape in enumerate(shapes):
+                matrices.append(drawn(*shape, dtype=dtype, seed=e + n) * width**-0.5)
+                matrices += [drawn(shape[0], dtype=dtype, seed=9 + n)] if bias else []
+        weights = drawn(tokens, k, seed=8)
+        attrs = {"kind": kind, "act": act, "bias": bias, "algorithm": "sorted"}
+        ins = [drawn(tokens, width, dtype=dtype), *runs, weights, *matrices]
+        limit = {F32: 2e-6, F16: 2.0**-8, BF16: 2.0**-5}[dtype]
+        yield f"expert_mlp {act} {kind} {bias} {dtype} {tokens}", Case("expert_mlp", ins, attrs, tolerance=limit)
+
+
 def grouped(deep: bool) -> Cases:
     spans = ((0, 0, 3, 70, 70), (0, 65, 65, 65, 65), (0, 64, 128, 129, 140), (0, 0, 0, 0, 0))
     for (ends, width, columns), dtype in combinations(
@@ -354,7 +381,7 @@ def paged(deep: bool) -> Cases:
 
 FAMILIES: dict[str, Callable[[bool], Cases]] = {
     "attention": attention, "optimize": optimize, "grouped": grouped, "random": random, "paged": paged,
-    "index": index, "scatter": scatter, "select": select,
+    "index": index, "scatter": scatter, "select": select, "experts": experts,
     "softmax": softmax, "norm": norm, "reduce": reduce, "rope": rope, "loss": loss, "embedding": embedding,
 }  # fmt: skip
 _SUM = {"axes": (1,), "keepdims": False}

@@ -1,4 +1,4 @@
-"""The k largest or smallest entries of rows, without sorting: k times the best of those that are left."""
+"""The k largest or smallest entries of rows, without sorting: k times the best entry of what is left."""
 
 from __future__ import annotations
 
