@@ -1,4 +1,4 @@
-"""Prints, as JSON lines, how many kernels 20 shapes compile; with "deep", compiles the kernels of all cases."""
+"""Prints how many kernels 20 shapes compile, and what some kernels use (with "deep", those of all cases), as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import kernel_cases
 import torch
-from kernel_checks import Case, bound, results
+from kernel_checks import Case, bound, results, spec
 
 from graphwright.array.cpu.kernel import TORCH_DTYPE
 from graphwright.array.triton.ahead import compile_launch, form_key
@@ -22,8 +22,6 @@ def launches(case: Case) -> Iterator[Launch]:
     row = TRITON[case.op]
     if row.takes(outs, ins, case.attrs):
         return
-    from kernel_checks import spec
-
     work = row.work([spec(o) for o in outs], [spec(i) for i in ins], case.attrs) if row.work else []
     made = [torch.empty(w.sizes, dtype=TORCH_DTYPE[w.dtype], device="meta") for w in work]
     yield from (call for call in bound(case, outs, ins, made) if isinstance(call, Launch) and all(call.grid))
@@ -37,13 +35,27 @@ def show(name: str, fact: object) -> None:
     print(json.dumps([name, fact]), flush=True)
 
 
+QUICK = ("softmax", "sdpa")
+"""Names of `SHAPES` whose kernels every run compiles, for one GPU."""
+
+
+def use(launch: Launch, capability: int) -> dict[str, object]:
+    """Return what the code of a launch uses."""
+    made = compile_launch(launch, capability)
+    return {"spills": made.spills, "atomics": made.atomics, "shared": made.shared, "elf": made.cubin[:4] == b"\x7fELF"}
+
+
 if __name__ == "__main__":
     shapes: dict[str, Callable[[int], Case]] = kernel_cases.SHAPES
     for name, of in shapes.items():
         show(f"forms of {name}", len(forms(of(n) for n in range(101, 121))))
+    for name in QUICK:
+        for launch in launches(shapes[name](120)):
+            show(f"{name}: {launch.function.__name__}", use(launch, 90))
     for family, cases in kernel_cases.FAMILIES.items() if sys.argv[1:] == ["deep"] else ():
         for launch in forms(case for _, case in cases(False)).values():
             for capability in (80, 90, 100):
-                made = compile_launch(launch, capability)
-                fact = {"spills": made.spills, "atomics": made.atomics, "shared": made.shared}
-                show(f"{family} {made.name} {dict(launch.constants)} sm_{capability}", fact)
+                show(
+                    f"{family} {launch.function.__name__} {dict(launch.constants)} sm_{capability}",
+                    use(launch, capability),
+                )

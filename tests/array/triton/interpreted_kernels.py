@@ -1,7 +1,7 @@
 """Runs Triton kernels in Triton's interpreter and prints a JSON line for each case: its name and what is wrong.
 
 A process of its own, with TRITON_INTERPRET=1: Triton reads the variable when it defines a function.
-Arguments: "quick" or "deep", then names of families.
+Arguments: "quick" (the first case of each op, and every third one) or "deep", then names of families.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ if __name__ == "__main__":
     twice: set[str] = set()  # ops of which a case has run twice
     for family in families:
         started = time.process_time()
-        for name, case in kernel_cases.FAMILIES[family](deep):
+        for number, (name, case) in enumerate(kernel_cases.FAMILIES[family](deep)):
+            if not deep and case.op in twice and number % 3:
+                continue
             try:
                 found = wrong(case, 2 if deep or case.op not in twice else 1)
             except Exception:  # an interpreter error is a result

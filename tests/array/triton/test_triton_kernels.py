@@ -16,8 +16,6 @@ from triton_process import facts, run
 pytestmark = pytest.mark.triton
 FOLDER = Path(__file__).parent
 SCRIPT = FOLDER.parents[2] / "scripts" / "triton_kernels.py"
-QUICK = ("softmax", "rms_norm", "batch_norm_train")
-"""Ops of whose kernels every run compiles one form; the deep profile compiles all."""
 
 
 def check_interpreted(cache: Path, depth: str) -> None:
@@ -37,34 +35,35 @@ def test_kernels_match_the_cpu_backend_for_all_combinations(tmp_path: Path) -> N
     check_interpreted(tmp_path, "deep")
 
 
-def test_20_shapes_share_their_compiled_code(tmp_path: Path) -> None:
+def check_compiled(found: dict[str, Any]) -> int:
+    """Check what compiled kernels use; return their number."""
+    made = {name: fact for name, fact in found.items() if isinstance(fact, dict)}
+    wrong = {n: f for n, f in made.items() if f["spills"] or f["atomics"] or f["shared"] > 227 * 1024 or not f["elf"]}
+    assert not wrong, "\n".join(f"{name}: {fact}" for name, fact in wrong.items())
+    return len(made)
+
+
+def test_kernels_compile_for_a_gpu_that_is_not_there_and_20_shapes_share_their_code(tmp_path: Path) -> None:
     found = facts(FOLDER / "compiled_kernels.py", tmp_path)
-    assert found
-    assert {name: count for name, count in found.items() if count > 2} == {}  # n = 112 is divisible by 16
+    assert check_compiled(found) >= 2
+    counts = {name: count for name, count in found.items() if name.startswith("forms of ")}
+    assert len(counts) >= 15
+    kernels = {"forms of embedding_backward": 2, "forms of adamw_step": 2}  # launches of one case
+    # n = 112 is divisible by 16, which doubles the forms
+    assert {name: count for name, count in counts.items() if count > 2 * kernels.get(name, 1)} == {}
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(3600)
 def test_kernels_of_all_cases_compile_without_spills_and_atomics(tmp_path: Path) -> None:
-    found = facts(FOLDER / "compiled_kernels.py", tmp_path, "deep")
-    made = {name: fact for name, fact in found.items() if isinstance(fact, dict)}
-    assert len(made) > 100
-    assert {name: f for name, f in made.items() if f["spills"] or f["atomics"] or f["shared"] > 227 * 1024} == {}
-
-
-def compiled(cache: Path, targets: str, *options: str) -> list[dict[str, Any]]:
-    done = run(SCRIPT, cache, "--json", "--targets", targets, *options)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return json.loads(done.stdout)["kernels"]
-
-
-def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
-    found = compiled(tmp_path, "90", "--first", *QUICK)
-    assert {row["op"] for row in found} == {*QUICK}
+    assert check_compiled(facts(FOLDER / "compiled_kernels.py", tmp_path, "deep")) > 300
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(3600)
-def test_all_kernels_compile_for_three_generations_of_gpus(tmp_path: Path) -> None:
-    found = compiled(tmp_path, "80,90,100")
+def test_the_script_compiles_all_kernels_for_three_generations_of_gpus(tmp_path: Path) -> None:
+    done = run(SCRIPT, tmp_path, "--json", "--targets", "80,90,100")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    found = json.loads(done.stdout)["kernels"]
     assert {row["target"] for row in found} == {"sm_80", "sm_90", "sm_100"}
+    assert len({row["op"] for row in found}) > 60

@@ -85,9 +85,9 @@ def put_rows(
     out_lead, out_step = multiple(out_lead, ALIGNED), multiple(out_step, ALIGNED)
     at, lead = tl.program_id(0) // leads, (tl.program_id(0) % leads).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    index = tl.load(ids + at, mask=at < count, other=0)
+    index = tl.load(ids + at, mask=at < count, other=0).to(tl.int64)
     after = tl.load(ids + at + 1, mask=at + 1 < count, other=-(2**62))
-    row = tl.load(order + at, mask=at < count, other=0)
+    row = tl.load(order + at, mask=at < count, other=0).to(tl.int64)
     known = (index >= 0) & (index < entries) & (after != index)
     inside = (column < width) & (known.to(tl.int32) + 0 * column > 0)
     values = tl.load(rows + lead * row_lead + row * row_step + column, mask=inside, other=0)
@@ -109,7 +109,7 @@ def add_rows(
     start, lead = tl.program_id(0) // leads, (tl.program_id(0) % leads).to(tl.int64)
     column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     here = start < count
-    index = tl.load(ids + start, mask=here, other=0)
+    index = tl.load(ids + start, mask=here, other=0).to(tl.int64)
     before = tl.load(ids + start - 1, mask=here & (start > 0), other=-(2**62))
     known = (index >= 0) & (index < entries)
     if known & (before != index):

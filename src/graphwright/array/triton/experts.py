@@ -219,7 +219,7 @@ def invert_pairs(offsets, pairs, index, count: tl.int64, weights: tl.int64, expe
     """Write to `index` [weights] where in the runs each pair is."""
     at = tl.program_id(0).to(tl.int64) * SCANNED + tl.arange(0, SCANNED)
     stop = tl.minimum(tl.load(offsets + experts, mask=experts > 0, other=0), count)
-    pair = tl.load(pairs + at, mask=at < stop, other=-1)
+    pair = tl.load(pairs + at, mask=at < stop, other=-1).to(tl.int64)
     tl.store(index + pair, at, mask=(at < stop) & (pair >= 0) & (pair < weights))
 
 

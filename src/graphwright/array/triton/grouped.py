@@ -31,8 +31,8 @@ def find_group(offsets, tile, groups, rows, ROWS: tl.constexpr):
     rows = rows.to(tl.int64)
     found, first, end, before = groups, rows, rows, rows * 0
     for g in range(0, groups + 1):
-        start = tl.load(offsets + g, mask=g <= groups, other=0)
-        stop = tl.load(offsets + g + 1, mask=g < groups, other=0)
+        start = tl.load(offsets + g, mask=g <= groups, other=0).to(tl.int64)
+        stop = tl.load(offsets + g + 1, mask=g < groups, other=0).to(tl.int64)
         stop = tl.where(g < groups, stop, rows)
         start = tl.minimum(tl.maximum(start, 0), rows)
         stop = tl.minimum(tl.maximum(stop, start), rows)

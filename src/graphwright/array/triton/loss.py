@@ -60,7 +60,7 @@ def cross_entropy_rows(
         total = total * tl.exp(top - base) + tl.sum(tl.exp(values - base), 0)
         top = highest
     level = tl.log(total)
-    target = tl.load(targets + row, mask=here, other=0)
+    target = tl.load(targets + row, mask=here, other=0).to(tl.int64)
     known = (target >= 0) & (target < classes)
     own = _weights(w, target, known, total, WEIGHTED)
     picked = wide(tl.load(z + target, mask=known, other=float("nan")))

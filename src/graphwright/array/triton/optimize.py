@@ -64,7 +64,7 @@ def count_steps(
     old = tl.load(table + steps * parameters + index, mask=there, other=0).to(like.dtype)
     new = tl.load(table + (steps + 1) * parameters + index, mask=there, other=0).to(like.dtype)
     t = tl.load(old, mask=there, other=1.0).to(tl.float32)
-    rate = tl.load(lr + index * 0, mask=there, other=0.0)
+    rate = tl.load(lr + index * 0, mask=there, other=0.0).to(tl.float64)
     if ADAM:
         count = (t + 1.0).to(tl.float64)
         rate, scale = rate / (1.0 - tl.exp(count * log1)), tl.rsqrt(1.0 - tl.exp(count * log2))
@@ -90,7 +90,7 @@ def _own(first_program, sizes, parameters, each, search):
             low = middle
         else:
             high = middle
-    start = (program - tl.load(first_program + low, mask=low < parameters, other=0)).to(tl.int64) * each
+    start = (program - tl.load(first_program + low, mask=low < parameters, other=0).to(tl.int64)) * each
     size = tl.load(sizes + low, mask=low < parameters, other=0)
     return low, start, tl.minimum(start + each, size)
 

@@ -52,7 +52,7 @@ def attend_pages(
     group, n = pair % groups, (pair // groups).to(tl.int64)
     member, t, inside = rows_of(tl.program_id(0) % tiles, queries, share, ROWS)
     head = (group * share + member).to(tl.int64)
-    start = tl.load(lengths + n, mask=queries > 0, other=-1)
+    start = tl.load(lengths + n, mask=queries > 0, other=-1).to(tl.int32)
     position = t + start
     q_tile = load_vectors(q + n * q_n, head * q_h + t * q_t, 1, inside, width, D)
     top = tl.full([ROWS], LOWEST, tl.float32)
@@ -108,7 +108,7 @@ def append_entries(
     there = t < count
     rows_at = n * rows_n + group * rows_h + t.to(tl.int64) * rows_t
     if PAGED:
-        start = tl.load(starts + n, mask=count > 0, other=-1)
+        start = tl.load(starts + n, mask=count > 0, other=-1).to(tl.int32)
         missing = 0
         for first in range(0, count, ENTRIES):  # nothing is written if a page is missing
             position = start + first + tl.arange(0, ENTRIES)
@@ -119,7 +119,7 @@ def append_entries(
         there = there & known & (missing + 0 * t == 0) & (start + 0 * t >= 0)
         to = page.to(tl.int64) * cache_n + group * cache_h + offset.to(tl.int64) * cache_t
     else:
-        start = tl.load(starts, mask=count > 0, other=-1)
+        start = tl.load(starts, mask=count > 0, other=-1).to(tl.int32)
         there = there & (start + 0 * t >= 0) & (start + count + 0 * t <= room)
         to = n * cache_n + group * cache_h + (start + t).to(tl.int64) * cache_t
     values = load_vectors(rows, rows_at, 1, there, width, PADDED)

@@ -31,7 +31,7 @@ def gather_entries(x, index, out, size: tl.int64, entries: tl.int32, indices: tl
     """Copy x[o, index[o, t, i], i] of x [outer, entries, inner] to [o, t, i]; NaN for an index out of range."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
-    index_at = tl.load(index + at, mask=inside, other=0)
+    index_at = tl.load(index + at, mask=inside, other=0).to(tl.int64)
     known = (index_at >= 0) & (index_at < entries)
     outer, i = at // inner // indices, at % inner
     values = tl.load(x + (outer * entries + index_at) * inner + i, mask=inside & known, other=0)

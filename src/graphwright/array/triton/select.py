@@ -1,4 +1,4 @@
-"""The k largest or smallest entries of rows, without sorting: k times the best entry of what is left."""
+"""The k largest or smallest entries of rows, without sorting: k times the best of the entries not yet chosen."""
 
 from __future__ import annotations
 
