@@ -22,7 +22,7 @@ import torch
 from graphwright.array.cpu.kernel import TORCH_DTYPE
 from graphwright.array.spec import Spec
 from graphwright.array.triton.ahead import Compiled, compile_launch, form_key
-from graphwright.array.triton.kernel import TRITON, Launch
+from graphwright.array.triton.kernel import Launch, table
 from graphwright.ops import OPS
 
 DTYPES = {t: d for d, t in TORCH_DTYPE.items()}
@@ -156,7 +156,7 @@ def launches(op: str, operands: list[Operand], attrs: dict[str, Any]) -> list[La
     ins = [spec(o) for o in operands]
     made = OPS[op].infer(*ins, **attrs)
     outs = list(made) if isinstance(made, tuple) else [made]
-    row = TRITON[op]
+    row = table()[op]
     work = row.work(outs, ins, attrs) if row.work else []
     out_tensors, in_tensors = [empty(s) for s in outs], [empty(s) for s in ins]
     if reason := row.takes(out_tensors, in_tensors, attrs):

@@ -7,8 +7,7 @@ An op in none of them, and without an expansion, runs on the host.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 
 from graphwright.array.backend import Attrs, Call, MissingKernel, Needs, torch_functions
-from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, Bind, Kernel, Tensors, kernel_of
+from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, Kernel, kernel_of
 from graphwright.array.cuda.torch_kernels import TORCH
 from graphwright.array.device import Device
 from graphwright.array.device_backend import Choice, DeviceBackend, Specs, VisibleDriver
@@ -30,30 +29,13 @@ def triton_kernels() -> Mapping[str, Kernel]:
     """Return the table of Triton kernels; it is empty if Triton is not installed."""
     if find_spec("triton") is None:
         return {}
-    from graphwright.array import triton  # registers its kernels
-    from graphwright.array.triton import launch
+    from graphwright.array.triton.kernel import table
 
-    table: dict[str, Kernel] = getattr(sys.modules.get(f"{triton.__name__}.kernel"), "TRITON", {})
-    blocks = {
-        name: Kernel(_with_work(bind), None, _BLOCKS, takes=_takes_blocks) for name, bind in launch.KERNELS.items()
-    }
-    return {**blocks, **table}
+    return table()
 
 
-_BLOCKS = "launch.py"
+_BLOCKS = "launch.py:"
 """Where kernels of attention over patterns are bound; binding reads sizes in the table on the device."""
-
-
-def _with_work(bind: Callable[[Tensors, Tensors, Attrs], Call]) -> Bind:
-    return lambda outs, ins, attrs, work: bind(outs, ins, attrs)
-
-
-def _takes_blocks(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:
-    if ins[0].dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        return f"no Triton kernel for {ins[0].dtype}"
-    gradient = len(outs) > 2 and not ins[-1].is_contiguous()
-    apart = any(t.dim() == 4 and t.stride(-1) != 1 for t in ins)
-    return "an operand whose rows have gaps" if gradient or apart else ""
 
 
 class CudaBackend(DeviceBackend):
@@ -74,7 +56,7 @@ class CudaBackend(DeviceBackend):
         self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray] = ()
     ) -> list[Call]:
         """Return a list of one call, which queues the kernel's calls; see `DeviceBackend.bind`."""
-        if name in self.triton and self.triton[name].where == _BLOCKS:
+        if name in self.triton and self.triton[name].where.startswith(_BLOCKS):
             self.driver.synchronize(self.stream)  # copies of the table may still be queued
         return super().bind(name, outs, ins, attrs, work)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ from graphwright.array.backend import Needs
 from graphwright.array.cpu.kernel import Asks, Bind, Kernel, Takes, Tensors, Work
 
 TRITON: dict[str, Kernel] = {}
-"""Op -> its kernel. Importing `graphwright.array.triton` fills it."""
+"""Op -> its kernel; `table` fills it."""
+_FAMILIES = (
+    "attention embedding experts grouped launch loss norm optimize paged random reduce rope scatter select softmax"
+)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _NONE = Needs()
 
@@ -82,6 +86,13 @@ def kernel(
         return bind
 
     return enter
+
+
+def table() -> dict[str, Kernel]:
+    """Return the kernel of each op that has one."""
+    for family in _FAMILIES.split():
+        import_module(f"graphwright.array.triton.{family}")  # registers its kernels
+    return TRITON
 
 
 def one_float(tensors: Tensors) -> str:

@@ -12,7 +12,7 @@ import torch
 import graphwright as gw
 from graphwright.array.cpu.kernel import TORCH_DTYPE, kernel_of
 from graphwright.array.spec import Spec
-from graphwright.array.triton.kernel import TRITON
+from graphwright.array.triton.kernel import table
 from graphwright.ops import OPS
 
 GUARD = 40
@@ -108,12 +108,12 @@ def results(case: Case, ins: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def bound(case: Case, outs: Sequence[torch.Tensor], ins: Sequence[torch.Tensor], work: Sequence[torch.Tensor]) -> list:
-    calls = TRITON[case.op].bind(outs, ins, case.attrs, work)
+    calls = table()[case.op].bind(outs, ins, case.attrs, work)
     return calls if isinstance(calls, list) else [calls]
 
 
 def scratch(case: Case, outs: Sequence[torch.Tensor], ins: Sequence[torch.Tensor]) -> list[Guarded]:
-    row = TRITON[case.op]
+    row = table()[case.op]
     specs = row.work([spec(o) for o in outs], [spec(i) for i in ins], case.attrs) if row.work else []
     return [Guarded(w.sizes, TORCH_DTYPE[w.dtype], "contiguous") for w in specs]
 
@@ -133,7 +133,7 @@ def wrong(case: Case, runs: int) -> str:
         made.tensor.copy_(given)
     before = [i.buffer.clone() for i in ins]
     o, i = [t.tensor for t in outs], [t.tensor for t in ins]
-    if reason := TRITON[case.op].takes(o, i, case.attrs):
+    if reason := table()[case.op].takes(o, i, case.attrs):
         return f"is not supported: {reason}"
     work = scratch(case, o, i)
     first: list[torch.Tensor] = []

@@ -12,14 +12,14 @@ from kernel_checks import Case, bound, results, spec
 
 from graphwright.array.cpu.kernel import TORCH_DTYPE
 from graphwright.array.triton.ahead import compile_launch, form_key
-from graphwright.array.triton.kernel import TRITON, Launch
+from graphwright.array.triton.kernel import Launch, table
 
 
 def launches(case: Case) -> Iterator[Launch]:
     """Yield the launches of a case on tensors that have no memory."""
     outs = [o.to("meta") for o in results(case, case.ins)]
     ins = [i.to("meta") for i in case.ins]
-    row = TRITON[case.op]
+    row = table()[case.op]
     if row.takes(outs, ins, case.attrs):
         return
     work = row.work([spec(o) for o in outs], [spec(i) for i in ins], case.attrs) if row.work else []

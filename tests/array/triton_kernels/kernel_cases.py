@@ -37,7 +37,7 @@ def widths(deep: bool) -> list[int]:
 
 
 def combinations(deep: bool, *lists: Any) -> Iterator[tuple[Any, ...]]:
-    """Return up to MOST combinations if `deep`, else as many as the longest list has entries: each entry at least once."""
+    """Return up to MOST combinations if `deep`, else as many as the longest list has entries: each at least once."""
     if deep:
         every = list(product(*lists))
         return iter(every if len(every) <= MOST else Random(0).sample(every, MOST))
