@@ -114,6 +114,7 @@ class FakeCuda:
     def __init__(self, index: int = 0, total: int = 2**28) -> None:
         self.index, self.total, self.events, self.streams = index, total, 0, 0
         self.log: list[tuple[Any, ...]] = []
+        self.active = index
         self.capturing: CUDAGraph | None = None
         self.invalid = False
         self.default = self.now = Stream(self, 0)
@@ -145,13 +146,16 @@ class FakeCuda:
         self._on(device)
         return self.now
 
+    def current_device(self) -> int:
+        return self.active
+
     @contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
-        before, self.now = self.now, stream
+        before, self.now, self.active = (self.now, self.active), stream, self.index
         try:
             yield
         finally:
-            self.now = before
+            self.now, self.active = before
 
     def synchronize(self, device: int) -> None:
         self._on(device)

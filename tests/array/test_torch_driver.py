@@ -57,6 +57,13 @@ def test_stream_0_is_the_current_one_of_torch_at_each_call() -> None:
     assert calls(d, "synchronize") == [("synchronize", 2)]
 
 
+def test_kernels_run_with_their_device_as_the_current_one() -> None:
+    d, seen = LimitedDriver(), list[int]()
+    d.cuda.active = 0  # as in a program that works on the first GPU too
+    d.enqueue(d.current(0), lambda: seen.append(d.cuda.active), [], [])
+    assert (seen, d.cuda.active) == ([2], 0)
+
+
 def test_numbers_of_events_rise_and_hold_the_events() -> None:
     d = LimitedDriver()
     events = [d.record(0) for _ in range(3)]

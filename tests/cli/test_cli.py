@@ -56,6 +56,12 @@ def test_inspect_lists_the_tensors_of_an_unknown_class(call, tmp_path):
     assert shapes[0] == shapes[1]
 
 
+@pytest.mark.usefixtures("sim")
+def test_generate_runs_on_a_device(call):
+    ours, theirs = (call("generate", "bundled", "The", "--tokens", "6", "--device", where) for where in ("sim", "cpu"))
+    assert ours == theirs
+
+
 def test_run_prints_the_probabilities_of_the_model(call):
     facts = json.loads(call("run", "bundled", "--text", "The following", "--watch", "layers.1.out", "--json"))
     model = gw.open("bundled")

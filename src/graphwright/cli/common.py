@@ -52,6 +52,7 @@ def flag(name: str, help: str) -> Any:
 
 Dir = Annotated[str, argument("DIR", "Hugging Face directory, saved model or program, or the word bundled.")]
 Seed = Annotated[int, option("N", "Seed of all random numbers.")]
+OnDevice = Annotated[str, option("NAME", "Device to run on, such as cuda or cuda:1.", "--device")]
 Overwrite = Annotated[bool, flag("--overwrite", "Replace existing files.")]
 Check = Annotated[str, option("HOW", "Check by transformers in a separate process: auto, required or none.")]
 Prefer = Annotated[str, option("WHAT", "class (the original one of transformers) or size (no zeros).")]

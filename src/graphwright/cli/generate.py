@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-from graphwright.cli.common import Command, Dir, Output, argument, option
+from graphwright.cli.common import Command, Dir, OnDevice, Output, argument, option
 from graphwright.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def generate(
     ids: Annotated[str, option("IDS", "Token ids instead of a text, such as 1,450; needs no tokenizer.")] = "",
     tokens: Annotated[int, option("N", "Maximum number of new tokens.", min=0)] = 64,
     stop: Annotated[list[str] | None, option("TEXT", "Stop before this string; may be repeated.")] = None,
+    device: OnDevice = "cpu",
     *,
     quiet: bool,
     as_json: bool,
@@ -33,7 +34,7 @@ def generate(
     """Continue a text; greedy unless a temperature is given."""
     from graphwright.models import open
 
-    model = open(directory)
+    model = open(directory, device=device)
     pieces: list[str] = []
 
     def stream(piece: str) -> None:

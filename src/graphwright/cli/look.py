@@ -5,7 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from graphwright.cli.common import FAILED, Command, Dir, Output, Overwrite, argument, bar, flag, option, read_text
+from graphwright.cli.common import (
+    FAILED,
+    Command,
+    Dir,
+    OnDevice,
+    Output,
+    Overwrite,
+    argument,
+    bar,
+    flag,
+    option,
+    read_text,
+)
 from graphwright.errors import UsageError
 
 
@@ -75,6 +87,7 @@ def run(
     directory: Dir,
     text: Annotated[str, option("TEXT", "Input text.")],
     watch: Annotated[list[str] | None, option("NODE", "Summarise the values of this node; may be repeated.")] = None,
+    device: OnDevice = "cpu",
 ) -> Output:
     """Print the most likely next tokens, and watch nodes."""
     import numpy as np
@@ -83,7 +96,7 @@ def run(
     from graphwright.models.generation.text import prompt_ids
     from graphwright.models.metrics import log_softmax
 
-    model = open(directory)
+    model = open(directory, device=device)
     ids = prompt_ids(model, text)
     logp = log_softmax(model.logits(ids)[-1])
     best = np.argsort(-logp, kind="stable")[:5].tolist()

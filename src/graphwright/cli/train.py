@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from graphwright.cli.common import Command, Output, Overwrite, argument, bar, flag, option, read_text
+from graphwright.cli.common import Command, OnDevice, Output, Overwrite, argument, bar, flag, option, read_text
 from graphwright.errors import UsageError
 from graphwright.progress import ProgressCallback
 
@@ -31,6 +31,7 @@ def train(
     save_every: Annotated[int, option("N", "Steps between two states.", min=1)] = 100,
     life: Annotated[Path | None, option("DIR", "Life to begin or resume; a thread commits its steps.")] = None,
     held_out: Annotated[Path | None, option("FILE", "File to measure bits per byte on, before and after.")] = None,
+    device: OnDevice = "cpu",
     *,
     options: TrainOptions,
 ) -> Output:
@@ -56,7 +57,7 @@ def train(
     living = None if life is None else _living(life, model, options.seed)
     if living is not None:
         model = living.model
-    trainer = Trainer(model, words, recipe)
+    trainer = Trainer(model.to(device), words, recipe)
     facts: dict[str, Any] = {"parameters": model.inspect().parameters, "options": asdict(recipe)}
     with bar() as progress:
         if held is not None:

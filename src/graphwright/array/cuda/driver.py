@@ -159,8 +159,8 @@ class TorchDriver:
         return stream or self._number(self.cuda.current_stream(self.device.index))
 
     def enqueue(self, stream: int, call: Callable[[], object], reads: Sequence[Range], writes: Sequence[Range]) -> None:
-        """Run `call`, whose kernels are queued on the stream."""
-        if stream == self.current(0):
+        """Run `call`, whose kernels are queued on the stream, with this device as torch's current one."""
+        if stream == self.current(0) and self.cuda.current_device() == self.device.index:
             call()
         else:
             with self._on(stream):
@@ -229,7 +229,7 @@ class TorchDriver:
         inside = self.cuda.stream(side)
         inside.__enter__()
         try:
-            graph.capture_begin(capture_error_mode="thread_local")
+            graph.capture_begin(capture_error_mode="relaxed")  # kernels that are new after an edit may be loaded
         except BaseException:
             inside.__exit__(None, None, None)
             raise
