@@ -410,7 +410,7 @@ def _adam(fused: Callable[..., Any]) -> Callable[[Tensors, Tensors, Attrs, Tenso
         def step() -> None:
             skip = (found != 0).float()
             torch.ops.aten._foreach_add_.Tensor(steps, 1.0 - skip)  # torch._foreach_add_ would read the number
-            fused(params, grads, m, v, largest[0] if largest else [], steps, lr=lr, **facts, found_inf=skip)
+            fused(params, grads, m, v, largest[0] if largest else [], steps, lr=lr.float(), **facts, found_inf=skip)
 
         return [*copy_to_outputs(outs, ins[len(ins) - len(outs) :]), step]
 
