@@ -103,6 +103,22 @@ def test_the_last_of_several_values_is_written() -> None:
     agree("index_fill", [x, ids], {"axis": 1, "value": 2.5})
 
 
+@pytest.mark.parametrize(("queries", "keys", "causal"), [(5, 5, True), (1, 7, True), (3, 7, False)])
+def test_plain_attention_agrees_and_other_is_refused(queries: int, keys: int, causal: bool) -> None:
+    rng = np.random.default_rng(0)
+    shapes = (2, 4, queries, 6), (2, 2, keys, 6), (2, 2, keys, 5)
+    operands = [rng.normal(size=s) for s in shapes]
+    agree("sdpa", operands, {"scale": 0.4, "causal": causal}, 1e-6)
+    tensors = [torch.from_numpy(x) for x in operands]
+    takes = TORCH["sdpa"].takes
+    for other in ({"window": 2}, {"softcap": 1.0}, {"optional": ("key_mask",)}):
+        assert takes([], tensors, OPS["sdpa"].complete({"scale": 0.4, "causal": causal, **other}))
+    assert (
+        takes([], [tensors[0][:, :, :2], *tensors[1:]], OPS["sdpa"].complete({"scale": 1.0, "causal": True}))
+        or queries < 2
+    )
+
+
 def paged(rng: np.random.Generator, queries: int) -> list[np.ndarray]:
     """A pool of 9 blocks of 4 positions for 3 sequences, one of which is idle."""
     pool = rng.normal(size=(9, 2, 4, 6))
@@ -144,16 +160,24 @@ def test_a_missing_block_writes_nothing_and_gives_nan() -> None:
     assert [bool(np.isnan(row).all()) for row in mixed] == [False, True, False]
 
 
-@pytest.mark.parametrize("name", ["adam_step", "adamw_step"])
-def test_a_step_is_skipped_where_a_gradient_is_not_finite(name: str) -> None:
-    rng = np.random.default_rng(0)
-    inputs, given = OPS[name].sample(rng)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", ["adam_step", "adamw_step", "sgd_step"])
+def test_a_step_is_skipped_where_a_gradient_is_not_finite(name: str, seed: int) -> None:
+    """With one flag, and with one a parameter."""
+    inputs, given = OPS[name].sample(np.random.default_rng(seed))
     attrs = OPS[name].complete(given)
-    inputs = [np.asarray(inputs[0]), *(np.asarray(x).astype("f4") for x in inputs[1:])]
-    for found in (np.float32(0), np.float32(1)):
-        operands = [inputs[0], np.asarray(found), *inputs[2:]]
-        results = [run(table[name], name, operands, attrs) for table in (TORCH, KERNELS)]
+    rate, _, *rest = (np.asarray(x) for x in inputs)
+    operands = [x.astype("f4") for x in rest]
+    params = len(operands) // _width(name, attrs)
+    for found in (np.float32(0), np.float32(1), np.arange(params, dtype="f4")):
+        results = [run(t[name], name, [rate, np.asarray(found), *operands], attrs) for t in (TORCH, KERNELS)]
         for mine, theirs in zip(*results, strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
-        if found:
-            assert np.array_equal(results[0][0], operands[-len(results[0])])
+        if np.all(found == 1):
+            for mine, before in zip(results[0], operands[-len(results[0]) :], strict=True):
+                assert np.array_equal(mine, before)
+
+
+def _width(name: str, attrs: Any) -> int:
+    """Return how many operands a parameter has: gradient, parameter, moments, step count."""
+    return 3 + bool(attrs["momentum"]) if name == "sgd_step" else 5 + bool(attrs["amsgrad"])

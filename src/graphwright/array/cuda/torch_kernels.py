@@ -89,6 +89,27 @@ def rope_longer(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Cal
     return lambda: outs[0].copy_(torch.where(positions.max() + 1 > attrs["original"], long, short))
 
 
+@_on_device("sdpa")
+def sdpa(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    """Compute attention by torch's fused kernels, which keep no scores in memory."""
+    q, k, v = ins
+    causal, grouped = attrs["causal"] and q.shape[2] > 1, q.shape[1] != k.shape[1]
+    attend = torch.nn.functional.scaled_dot_product_attention
+    facts = {"is_causal": causal, "scale": attrs["scale"], "enable_gqa": grouped}
+    return lambda: outs[0].copy_(attend(q, k, v, **facts))
+
+
+def _plain_attention(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:
+    """Return "" for attention without a mask, or with a causal one of as many keys as queries."""
+    if attrs["optional"] or attrs["softcap"] is not None or attrs["window"] is not None or 0 in ins[0].shape:
+        return "torch's fused attention has no masks, windows, softcaps and sinks"
+    square = ins[0].shape[2] == ins[1].shape[2] or ins[0].shape[2] == 1
+    return "" if square or not attrs["causal"] else "torch counts causal masks from the first key"
+
+
+TORCH["sdpa"] = TORCH["sdpa"]._replace(takes=_plain_attention)
+
+
 @_on_device("kv_append_paged")
 def kv_append_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Write new entries to the blocks of each sequence; nothing is written where a block is missing."""
@@ -396,33 +417,63 @@ def conv_weight(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Cal
 
 
 # -- optimizers --------------------------------------------------------------------------------------------------------
+def _columns(outs: Tensors, ins: Tensors, width: int) -> tuple[list[list[torch.Tensor]], list[torch.Tensor]]:
+    """Return the columns of the results (parameters, moments, step counts) and the gradients."""
+    n = len(outs) // width
+    return [list(outs[c * n : (c + 1) * n]) for c in range(width)], list(ins[2 : 2 + n])
+
+
+def _skips(found: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """Return float32 numbers, one a parameter, that are 1 where its step is left out."""
+    flags = (found != 0).float()
+    return list(flags.unbind()) if flags.dim() else [flags] * count
+
+
 def _adam(fused: Callable[..., Any]) -> Callable[[Tensors, Tensors, Attrs, Tensors], Any]:
-    """Return the `bind` function for a fused Adam kernel that reads `found_inf`, one number, on the device."""
+    """Return the `bind` function for a fused Adam kernel, which reads `found_inf` and the rate on the device."""
 
     def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Any:
-        lr, found = ins[0], ins[1]
-        width = 5 if attrs["amsgrad"] else 4
-        n = len(outs) // width
-        params, m, v, *largest, steps = (list(outs[c * n : (c + 1) * n]) for c in range(width))
-        grads, numbers = list(ins[2 : 2 + n]), ("beta1", "beta2", "eps", "weight_decay", "amsgrad", "maximize")
-        facts = {name: attrs[name] for name in numbers}
+        (params, m, v, *largest, steps), grads = _columns(outs, ins, 5 if attrs["amsgrad"] else 4)
+        names = ("beta1", "beta2", "eps", "weight_decay", "amsgrad", "maximize")
+        numbers, lr, found = {name: attrs[name] for name in names}, ins[0], ins[1]
+        columns = [params, grads, m, v, largest[0] if largest else [], steps]
 
         def step() -> None:
-            skip = (found != 0).float()
-            torch.ops.aten._foreach_add_.Tensor(steps, 1.0 - skip)  # torch._foreach_add_ would read the number
-            fused(params, grads, m, v, largest[0] if largest else [], steps, lr=lr.float(), **facts, found_inf=skip)
+            rate, skips = lr.float(), _skips(found, len(params))  # the kernel of CUDA reads a float32 rate
+            together = [(columns, skips[0])] if not found.dim() else [
+                ([column[i : i + 1] for column in columns], skip) for i, skip in enumerate(skips)
+            ]  # fmt: skip
+            for each, skip in together:
+                torch.ops.aten._foreach_add_.Tensor(each[-1], 1.0 - skip)  # torch._foreach_add_ would read the number
+                fused(*each, lr=rate, **numbers, found_inf=skip)
 
         return [*copy_to_outputs(outs, ins[len(ins) - len(outs) :]), step]
 
     return bind
 
 
-def _enter_adam(name: str, fused: Callable[..., Any]) -> None:
-    def takes(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:
-        return "parameters have flags of their own" if ins[1].dim() else ""
-
-    TORCH[name] = Kernel(_adam(fused), None, f"torch.{fused.__name__}", takes=takes)
+TORCH["adam_step"] = Kernel(_adam(torch._fused_adam_), None, "torch")  # pyright: ignore[reportPrivateImportUsage]
+TORCH["adamw_step"] = Kernel(_adam(torch._fused_adamw_), None, "torch")  # pyright: ignore[reportPrivateImportUsage]
 
 
-_enter_adam("adam_step", torch._fused_adam_)  # pyright: ignore[reportPrivateImportUsage]
-_enter_adam("adamw_step", torch._fused_adamw_)  # pyright: ignore[reportPrivateImportUsage]
+@_on_device("sgd_step")
+def sgd_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Any:
+    """Update parameters by SGD; the first step of a parameter sets its momentum buffer to the gradient."""
+    momentum, decay, dampening = attrs["momentum"], attrs["weight_decay"], attrs["dampening"]
+    (params, *buffers, steps), grads = _columns(outs, ins, 3 if momentum else 2)
+    lr, found = ins[0], ins[1]
+
+    def step() -> None:
+        for i, (p, g, count, skip) in enumerate(zip(params, grads, steps, _skips(found, len(params)), strict=True)):
+            taken, wide = skip == 0, -g if attrs["maximize"] else g
+            if decay:
+                wide = torch.add(wide, p, alpha=decay)
+            if momentum:
+                kept = buffers[0][i]
+                moved = torch.where(count == 0, wide, kept * momentum + wide * (1 - dampening))
+                kept.copy_(torch.where(taken, moved, kept))
+                wide = torch.add(wide, moved, alpha=momentum) if attrs["nesterov"] else moved
+            p.copy_(torch.where(taken, p - lr.to(p.dtype) * wide, p))
+            count.add_(1.0 - skip)
+
+    return [*copy_to_outputs(outs, ins[len(ins) - len(outs) :]), step]
