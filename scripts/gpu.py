@@ -30,6 +30,13 @@ for folder in (ROOT / "src", ROOT / "scripts"):  # the script runs without an in
 GROUPS = ("driver", "ops", "plans", "models", "figures")
 SECONDS = {"driver": 120, "ops": 120, "plans": 300, "models": 600, "figures": 900}
 """Group -> longest time of one row."""
+AIMS = {
+    "elementwise chain": "at least 0.85 of the copy's bandwidth", "norms": "at least 0.9 of torch's speed",
+    "forward, float32": "at least 0.95 of the raw graph's speed, and not slower than torch.compile",
+    "forward, bfloat16": "as in float32", "training step": "not slower than torch.compile",
+    "beside the CPU": "more than 10 times faster", "products": "torch's speed",
+}  # fmt: skip
+"""Figure -> what it should reach."""
 PASSED, FAILED, UNMEASURED = "passed", "failed", "not measured"
 Row = dict[str, Any]
 
@@ -216,10 +223,14 @@ def page(found: Mapping[str, Any]) -> str:
                 f"| {source} | {', '.join(f'`{n}`' for n in names)} |" for source, names in sorted(sources.items())
             ]
             continue
-        lines += ["| row | outcome | facts |", "| --- | --- | --- |"]
+        aims = group == "figures"
+        lines += ["| row | outcome | aim | facts |", "| --- | --- | --- | --- |"] if aims else [
+            "| row | outcome | facts |", "| --- | --- | --- |"
+        ]  # fmt: skip
         for row in rows:
             shown = "; ".join(f"{key}: {_shown(value)}" for key, value in row.get("facts", {}).items())
-            lines.append(f"| {row['name']} | {row['outcome']} | {shown.replace('|', '/')} |")
+            aim = f" {AIMS.get(row['name'], '')} |" if aims else ""
+            lines.append(f"| {row['name']} | {row['outcome']} |{aim} {shown.replace('|', '/')} |")
     return "\n".join(lines) + "\n"
 
 
