@@ -24,7 +24,7 @@ LEVELS = [
     {"nn", "optim", "amp", "data", "distributions", "metrics"},
     {"models", "evolve"},
     {"surgery", "structure"},
-    {"attention", "experts", "lifecycle"},
+    {"attention", "distributed", "experts", "lifecycle"},
     {"cli", "testing"},
     {"__init__", "__main__"},
 ]

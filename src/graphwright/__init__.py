@@ -80,6 +80,7 @@ _FOLDERS = [
     "amp",
     "attention",
     "data",
+    "distributed",
     "distributions",
     "evolve",
     "experts",

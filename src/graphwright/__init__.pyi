@@ -10,6 +10,7 @@ from graphwright import array as array
 from graphwright import attention as attention
 from graphwright import autograd as autograd
 from graphwright import data as data
+from graphwright import distributed as distributed
 from graphwright import distributions as distributions
 from graphwright import evolve as evolve
 from graphwright import experts as experts

@@ -51,6 +51,10 @@ WHY_NOT = {
     ),
     "entries of a cache": "routed_entries",
     "a primitive: flags of gradients": "zero_check",
+    "a primitive: other ranks": (
+        "all_reduce all_gather reduce_scatter all_to_all broadcast reduce send recv all_reduce_start all_reduce_wait "
+        "reduce_scatter_start reduce_scatter_wait all_gather_start all_gather_wait"
+    ),
     "a primitive: the next id of a text, with its draw": "sample_token",
     "a primitive: random numbers": "uniform normal gumbel randint bernoulli multinomial dropout stochastic_round",
 }

@@ -51,6 +51,18 @@ def _reduce(name: str) -> Callable:
     return lambda ins, a: getattr(torch, name)(ins[0], list(a["axes"]), a["keepdims"]) if a["axes"] else ins[0].clone()
 
 
+def alone(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
+    """A collective in a world of one."""
+    assert attrs["ranks"] == 1
+    return ins[0].clone()
+
+
+def bucket(ins: Sequence[torch.Tensor], scale: float) -> torch.Tensor:
+    """Arrays one after another, in float32 or wider."""
+    made = torch.cat([x.reshape(-1) for x in ins])
+    return (made.float() if made.dtype.itemsize == 2 else made) * scale
+
+
 def product(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
     x = ins[0] if ins[0].dtype.is_floating_point else ins[0].long()
     axes = range(x.dim()) if attrs["axes"] is None else [a % x.dim() for a in attrs["axes"]]
@@ -365,6 +377,13 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "logsigmoid": lambda ins, a: F.logsigmoid(ins[0]),
     "sech": lambda ins, a: torch.cosh(ins[0]).reciprocal(),
     "recall": lambda ins, a: ins[0],
+    **dict.fromkeys(["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"], alone),
+    **dict.fromkeys(["all_reduce_wait", "reduce_scatter_wait", "all_gather_wait"], alone),
+    "recv": lambda ins, a: 0 * ins[0],
+    "send": lambda ins, a: 0 * ins[0].sum(),
+    "all_reduce_start": lambda ins, a: bucket(ins, a["scale"]),
+    "reduce_scatter_start": lambda ins, a: (bucket(ins, a["scale"]),) * 2,
+    "all_gather_start": lambda ins, a: torch.cat([x.reshape(-1) for x in ins]),
     "stop_gradient": lambda ins, a: ins[0].detach(),
     "scale_gradient": lambda ins, a: _ScaleGradient.apply(ins[0], a["scale"]),
     "assert_sizes": lambda ins, a: ins[0],

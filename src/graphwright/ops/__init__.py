@@ -7,6 +7,7 @@ from graphwright.ops import (
     arrange,
     attention,
     block_attention,
+    collective,
     conv,
     elementwise,
     experts,
@@ -35,6 +36,7 @@ __all__ = ["OPS", "Attrs", "Cost", "Op", "Saves", "Traits", "UnknownOp", "activa
 __all__ += [
     "block_attention",
     "call",
+    "collective",
     "compute",
     "conv",
     "elementwise",

@@ -16,6 +16,7 @@ from graphwright.array.dtype import DType, float32
 from graphwright.array.layout import Layout, row_major, span
 from graphwright.array.ndarray import NDArray, empty
 from graphwright.array.spec import Spec
+from graphwright.array.world import RankLost, WrongWorld
 from graphwright.errors import (
     AliasError,
     ComputeError,
@@ -310,14 +311,17 @@ FULL = ("allocate memory", "out of memory", "Storage size calculation overflowed
 """Parts of torch's messages when an allocation fails."""
 
 
-def kernel_error(op: str, ins: Sequence[NDArray], error: Exception, where: str | None = None) -> ComputeError:
-    """Wrap an exception of a kernel in an error that names op and operands.
+def kernel_error(op: str, ins: Sequence[NDArray], error: Exception, where: str | None = None) -> GraphwrightError:
+    """Wrap an exception of a kernel in an error that names op and operands; errors about ranks keep their class.
 
     An index error gives IndexOutOfRange, an allocation that failed OutOfMemory.
     """
     at = op if where is None else f"{where} ({op})"
     if isinstance(error, NonFinite):
         return NonFinite(error.what, where=at, got=error.got)
+    if isinstance(error, RankLost | WrongWorld):
+        error.where = at
+        return error
     bounds = isinstance(error, IndexError) or any(text in str(error) for text in ("out of bounds", "out of range"))
     full = isinstance(error, MemoryError) or any(text in str(error) for text in FULL)
     kind = OutOfMemory if full else IndexOutOfRange if bounds else ComputeError

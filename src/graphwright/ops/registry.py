@@ -41,11 +41,15 @@ class UnknownOp(UsageError, KeyError):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Floating-point operations, bytes read and bytes written by one run of an op."""
+    """Floating-point operations, bytes read and bytes written by one run of an op; and of a collective bytes sent.
+
+    Bytes sent are those of one rank, the mean over the ranks if they differ.
+    """
 
     flops: int
     read: int
     write: int
+    sent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,13 @@ class Traits:
     amp: str = "keep"
     fixed: tuple[int, ...] = ()  # indices of operands that are never cast: ids, masks, conditions
     elementwise: bool = False  # each element of the result depends on the operands' elements at the same index alone
-    update: bool = False  # advances loop-carried state; never folded, merged or run twice
+    update: bool = False  # advances loop-carried state, or talks to other ranks; never folded, merged or run twice
+    # talks to the other ranks: a plan runs all such ops of its program, in the order of the program on every rank
+    collective: bool = False
+    # starts: begins something that continues while other instructions run; a plan runs it as soon as its operands are
+    # there. waits: waits for it; a plan runs it right before the first reader of its results
+    starts: bool = False
+    waits: bool = False
     # the results are new values of the last operands, one for one, and may overwrite them; there may be any number of
     # them, and all operands must be row-major
     updates_states: bool = False

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from graphwright.array.triton.fused import Kernel
 
 _FAMILIES = (
-    "attention block_attention conv elementwise experts index linear loss norm optimize pool random reduce "
-    "routed_attention sampling scan selected_attention"
+    "attention block_attention collective conv elementwise experts index linear loss norm optimize pool random "
+    "reduce routed_attention sampling scan selected_attention"
 )
 for _family in _FAMILIES.split():
     import_module(f"{__name__}.{_family}")  # registers its kernels

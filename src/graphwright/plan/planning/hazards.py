@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from graphwright.array import backend
+from graphwright.ops import OPS
 from graphwright.plan.planning.lowering import needs
 from graphwright.plan.planning.passes import aligned
 from graphwright.plan.table import ARENA, FOLDED, INPUT, TILE, Instr
@@ -19,15 +20,16 @@ from graphwright.plan.table import ARENA, FOLDED, INPUT, TILE, Instr
 if TYPE_CHECKING:
     from graphwright.plan.plan import Plan
 
-DATA, STORAGE, STATE = "data", "storage", "state"
+DATA, STORAGE, STATE, RANKS = "data", "storage", "state", "ranks"
 
 
 class Dependency(NamedTuple):
     """Instruction `after` depends on `before`.
 
     Attributes:
-        kind: "data" (`after` reads a result of `before`), "storage" (`after` writes arena bytes that `before` uses) or
-            "state" (one writes a variable that the other reads or writes).
+        kind: "data" (`after` reads a result of `before`), "storage" (`after` writes arena bytes that `before` uses),
+            "state" (one writes a variable that the other reads or writes) or "ranks" (both talk to other ranks, which
+            do so in the same order).
     """
 
     before: int
@@ -45,6 +47,7 @@ def dependencies(plan: Plan) -> tuple[Dependency, ...]:
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     waits: list[dict[int, str]] = [{} for _ in plan.instrs]
+    together = -1  # the last instruction that talks to other ranks
 
     def assign(buffer: int) -> set[int]:
         """Record a buffer as the user of its arena bytes; return the buffers that used any of them until now."""
@@ -74,6 +77,10 @@ def dependencies(plan: Plan) -> tuple[Dependency, ...]:
                     row.setdefault(before, STORAGE)
             writer[b], readers[b] = i, []
         row.pop(i, None)
+        if OPS[instr.op].traits.collective:
+            if together >= 0:
+                row.setdefault(together, RANKS)
+            together = i
     return tuple(Dependency(before, i, kind) for i, row in enumerate(waits) for before, kind in row.items())
 
 

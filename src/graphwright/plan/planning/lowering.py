@@ -174,6 +174,7 @@ class Lowering(NamedTuple):
         fusible: whether it may join a fusion group.
         scratch: specs of the kernel's scratch memory.
         inplace: (result index, operand index) pairs of equal layout where the result may overwrite the operand.
+        collective: whether it talks to other ranks.
     """
 
     number: int
@@ -181,6 +182,7 @@ class Lowering(NamedTuple):
     fusible: bool
     scratch: tuple[Spec, ...]
     inplace: tuple[tuple[int, int], ...]
+    collective: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -316,7 +318,8 @@ class LoweringTable:
             inplace = tuple([(out, i) for out, i in pairs if shapes[outs[out]] == shapes[ins[i]]])
             specs = [s.spec for s in made], [s.spec for s in read]
             fusible = self.fuser is not None and not self.fuser.refuses(instr, *specs, choice)
-            found = Lowering(len(self.all), choice, fusible, scratch, inplace)
+            together = OPS[instr.op].traits.collective
+            found = Lowering(len(self.all), choice, fusible, scratch, inplace, together)
             self._lowerings[key] = found
             self.all.append(found)
         return found

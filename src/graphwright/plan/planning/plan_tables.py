@@ -167,6 +167,10 @@ class PlanTables:
         """Return the mask of the instructions in `order` that may join a fusion group."""
         return self._by_lowering([low.fusible for low in self.lowerings.all], order)
 
+    def collective(self, order: np.ndarray) -> np.ndarray:
+        """Return the mask of the instructions in `order` that talk to other ranks."""
+        return self._by_lowering([low.collective for low in self.lowerings.all], order)
+
     def _by_lowering(self, facts: list[bool], order: np.ndarray) -> np.ndarray:
         if not any(facts):
             return np.zeros(len(order), np.bool_)

@@ -26,6 +26,7 @@ from graphwright.plan.planning.commit import StateCommit
 from graphwright.plan.planning.fusion import fuse
 from graphwright.plan.planning.lowering import LARGEST, TooLarge, on_vm
 from graphwright.plan.planning.native import loops
+from graphwright.plan.planning.overlap import overlapped
 from graphwright.plan.planning.passes import ALIGN
 from graphwright.plan.planning.plan_builder import PlanBuilder
 from graphwright.plan.planning.residency import HomeChanged, HostPlacement
@@ -239,7 +240,11 @@ def _arrange(
     roots += [holders[s] for pair in builder.writes().values() for s in pair]
     need = np.zeros(len(tables.buffers), np.bool_)
     need[roots] = True
+    together = builder.order.now[tables.collective(builder.order.now)].tolist()
+    need[[holders[s] for q in together for s in tables.instrs[q].outs]] = True  # the other ranks run them too
     order = run.needed(builder.order.now, *tables.reads.arrays(), *tables.outs.arrays(), need)
+    if together:
+        order = overlapped(order, tables)
     if builder.device != CPU:
         order = HostPlacement(builder, order).apply(0 if old is None or why else len(old.home))
     commit = StateCommit(builder, order, outputs, seen, run)

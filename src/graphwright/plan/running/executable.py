@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.array import CPU, NDArray, backend, changes
+from graphwright.array.world import RankLost
 from graphwright.autograd import Tensor, Variable
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.ops.call import kernel_error
@@ -466,12 +467,18 @@ class Executable:
         return failure
 
     def torn(self, failure: GraphwrightError, ran: Collection[int]) -> GraphwrightError:
-        """Return `failure`, or a StepTorn with it if one of the instructions `ran` had written a state."""
+        """Return `failure`, or a StepTorn with it if one of the instructions `ran` had written a state.
+
+        A RankLost stays one: the process has to be started again in any case.
+        """
         plan = self.plan
         keys = [key for i, early in plan.early.items() if i in ran for key in early]
         done = [plan.instrs[i] for i in sorted(ran) if i >= plan.commit_start]
         written = [plan.buffers[plan.slots[s].buffer] for instr in done for s in instr.outs]
         keys += [b.key for b in written if b.kind in (PARAM, STATE)]
+        if keys and isinstance(failure, RankLost):
+            failure.add_note(f"states that already hold new values: {', '.join(keys)}")
+            return failure
         return StepTorn(failure, tuple(keys)) if keys else failure
 
 

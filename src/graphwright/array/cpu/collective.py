@@ -1,0 +1,223 @@
+"""Kernels of collectives, on the process group of the run; in a world of one they copy.
+
+A kernel `*_start` notes the collective under the address of its bucket, where the kernel `*_wait` finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import torch
+
+from graphwright.array.backend import Attrs, Call, Needs
+from graphwright.array.cpu.kernel import Tensors, copy_to_outputs, kernel, number
+from graphwright.array.spec import Spec
+from graphwright.array.world import group_of
+
+if TYPE_CHECKING:
+    from graphwright.array.process_group import Pending, ProcessGroup
+
+
+def _together(
+    begin: Callable[[ProcessGroup, torch.Tensor, torch.Tensor, Attrs, Tensors], Pending | None],
+) -> Callable[[Tensors, Tensors, Attrs, Tensors], Call]:
+    """Return a `bind` that runs `begin(group, out, x, attrs, work)` with the other ranks, and else copies."""
+
+    def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+        def run() -> None:
+            group = group_of(attrs["ranks"])
+            if group is None:
+                for copy in copy_to_outputs(outs, ins):
+                    copy()
+            elif (found := begin(group, outs[0], ins[0], attrs, work)) is not None:
+                found.wait()
+
+        return run
+
+    return bind
+
+
+@kernel("all_reduce", widen=True)
+@_together
+def _all_reduce(group: ProcessGroup, out: torch.Tensor, x: torch.Tensor, attrs: Attrs, work: Tensors) -> Pending:
+    if out.data_ptr() != x.data_ptr():
+        out.copy_(x)
+    return group.all_reduce(out)
+
+
+@kernel("all_gather", lambda o, i, a: [Spec((o[0].size,), o[0].dtype)] if a["ranks"] > 1 else [])
+@_together
+def _all_gather(group: ProcessGroup, out: torch.Tensor, x: torch.Tensor, attrs: Attrs, work: Tensors) -> None:
+    group.all_gather(work[0], x).wait()
+    out.copy_(torch.cat(work[0].view(group.ranks, *x.shape).unbind(), attrs["axis"]))
+
+
+@kernel("reduce_scatter", lambda o, i, a: [Spec((i[0].size,), i[0].dtype)] * 2 if a["ranks"] > 1 else [], widen=True)
+@_together
+def _reduce_scatter(group: ProcessGroup, out: torch.Tensor, x: torch.Tensor, attrs: Attrs, work: Tensors) -> Pending:
+    sent, arriving = work
+    torch.stack(x.chunk(group.ranks, attrs["axis"]), out=sent.view(group.ranks, *out.shape))
+    return group.reduce_scatter(out, sent, arriving)
+
+
+@kernel("all_to_all", lambda o, i, a: [Spec((i[0].size,), i[0].dtype)] * 2 if a["ranks"] > 1 else [])
+@_together
+def _all_to_all(group: ProcessGroup, out: torch.Tensor, x: torch.Tensor, attrs: Attrs, work: Tensors) -> None:
+    sent, arriving = work
+    parts = x.chunk(group.ranks, attrs["split"])
+    blocks = (group.ranks, *parts[0].shape)
+    torch.stack(parts, out=sent.view(blocks))
+    group.all_to_all(arriving, sent).wait()
+    out.copy_(torch.cat(arriving.view(blocks).unbind(), attrs["join"]))
+
+
+@kernel("broadcast")
+@_together
+def _broadcast(group: ProcessGroup, out: torch.Tensor, x: torch.Tensor, attrs: Attrs, work: Tensors) -> Pending:
+    if out.data_ptr() != x.data_ptr():
+        out.copy_(x)
+    return group.broadcast(out, attrs["root"])
+
+
+@kernel("reduce", widen=True)
+@_together
+def _reduce(group: ProcessGroup, out: torch.Tensor, x: torch.Tensor, attrs: Attrs, work: Tensors) -> None:
+    if out.data_ptr() != x.data_ptr():
+        out.copy_(x)
+    group.all_reduce(out, "reduce").wait()
+    if group.rank != attrs["root"]:
+        out.zero_()
+
+
+@kernel("send")
+def _send(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    def run() -> None:
+        group = group_of(attrs["ranks"])
+        if group is not None:
+            group.send(ins[0], attrs["to"]).wait()
+        outs[0].zero_()
+
+    return run
+
+
+@kernel("recv")
+def _recv(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    def run() -> None:
+        group = group_of(attrs["ranks"])
+        if group is None:
+            outs[0].zero_()
+        else:
+            group.receive(outs[0], attrs["source"]).wait()
+
+    return run
+
+
+# -- buckets -----------------------------------------------------------------------------------------------------------
+def _fill(block: torch.Tensor, arrays: Tensors, scale: float = 1.0) -> list[Call]:
+    """Return calls that copy arrays, times `scale`, one after another to a block, and zero its rest."""
+    calls: list[Call] = []
+    at = 0
+    for x in arrays:
+        part = block[at : at + x.numel()].view(x.shape)
+        at += x.numel()
+        if scale == 1 or x.dtype != part.dtype:
+            calls.append(partial(part.copy_, x))
+        if scale != 1:
+            calls.append(partial(torch.mul, x if x.dtype == part.dtype else part, number(scale, part), out=part))
+    return calls if at == block.numel() else [*calls, block[at:].zero_]
+
+
+def _begun(
+    bucket: torch.Tensor, fill: list[Call], gate: torch.Tensor | None, ranks: int,
+    begin: Callable[[ProcessGroup], Pending], otherwise: Sequence[Call] = (),
+) -> Call:  # fmt: skip
+    """Return a call that fills a bucket and begins its collective, or runs `otherwise` if the gate is 0, or alone."""
+    address = bucket.data_ptr()
+
+    def run() -> None:
+        group = group_of(ranks)
+        if group is not None and (left := group.pending.pop(address, None)) is not None:
+            left.wait()  # of a run that failed in between
+        for call in fill:
+            call()
+        if group is not None and (gate is None or gate.item() != 0):
+            group.pending[address] = begin(group)
+            return
+        for call in otherwise:
+            call()
+
+    return run
+
+
+def _gate(ins: Tensors, attrs: Attrs) -> tuple[Tensors, torch.Tensor | None]:
+    return (ins[:-1], ins[-1]) if attrs["gated"] else (ins, None)
+
+
+def _reads_gate(ins: Sequence[Spec], attrs: Attrs) -> Needs:
+    return Needs(reads=(len(ins) - 1,)) if attrs["gated"] else Needs()
+
+
+@kernel("all_reduce_start", needs=_reads_gate)
+def _all_reduce_start(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    (bucket,), (arrays, gate) = outs, _gate(ins, attrs)
+    what = f"all_reduce of a bucket of {len(arrays)} arrays"
+    return _begun(bucket, _fill(bucket, arrays, attrs["scale"]), gate, attrs["ranks"],
+                  lambda group: group.all_reduce(bucket, what))  # fmt: skip
+
+
+@kernel("reduce_scatter_start", needs=_reads_gate)
+def _reduce_scatter_start(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    (bucket, arriving), (arrays, gate) = outs, _gate(ins, attrs)
+    rows, fill, given = bucket.view(attrs["ranks"], -1), [], iter(arrays)
+    for row, count in zip(rows, attrs["counts"], strict=True):
+        fill += _fill(row, list(islice(given, count)), attrs["scale"])
+    what = f"reduce_scatter of a bucket of {len(arrays)} arrays"
+    alone = [partial(arriving.copy_, bucket)]
+    return _begun(bucket, fill, gate, attrs["ranks"], lambda group: group.all_to_all(arriving, bucket, what), alone)
+
+
+@kernel("all_gather_start", needs=_reads_gate)
+def _all_gather_start(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    (bucket,), (arrays, gate) = outs, _gate(ins, attrs)
+    own = bucket.view(attrs["ranks"], -1)[attrs["rank"]]
+    what = f"all_gather of a bucket of {len(arrays)} arrays"
+    return _begun(bucket, _fill(own, arrays), gate, attrs["ranks"], lambda group: group.all_gather(bucket, own, what))
+
+
+def _ended(ranks: int, bucket: torch.Tensor) -> ProcessGroup | None:
+    """Wait for the collective of a bucket; return its group, or None if nothing was sent."""
+    group = group_of(ranks)
+    found = None if group is None else group.pending.pop(bucket.data_ptr(), None)
+    if found is None:
+        return None
+    found.wait()
+    return group
+
+
+def _wait(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    def run() -> None:
+        _ended(attrs["ranks"], ins[0])
+        for copy in copy_to_outputs(outs, ins):
+            copy()
+
+    return run
+
+
+kernel("all_reduce_wait")(_wait)
+kernel("all_gather_wait")(_wait)
+
+
+@kernel("reduce_scatter_wait")
+def _reduce_scatter_wait(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    bucket, arriving = ins
+
+    def run() -> None:
+        if (group := _ended(attrs["ranks"], bucket)) is not None:
+            group.sum_blocks(outs[0], arriving)
+        else:
+            outs[0].copy_(bucket.view(attrs["ranks"], -1)[attrs["rank"]])
+
+    return run

@@ -1,0 +1,47 @@
+"""Several processes: ranks started by torchrun, collectives as ops, and data-parallel training steps."""
+
+from __future__ import annotations
+
+from graphwright.array.world import RankLost, World, WrongWorld
+from graphwright.distributed.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    recv,
+    reduce,
+    reduce_scatter,
+    send,
+)
+from graphwright.distributed.ranks import (
+    barrier,
+    broadcast_object,
+    close,
+    is_main,
+    local_rank,
+    rank,
+    ranks,
+    setup,
+)
+
+__all__ = [
+    "RankLost",
+    "World",
+    "WrongWorld",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "close",
+    "is_main",
+    "local_rank",
+    "rank",
+    "ranks",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "send",
+    "setup",
+]

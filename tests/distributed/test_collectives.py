@@ -1,0 +1,147 @@
+"""Collectives as ops on two and three processes: values by numpy, gradients by finite differences, bytes by sockets."""
+
+from __future__ import annotations
+
+import os
+import sys
+from itertools import repeat
+from threading import Thread
+
+import collectives_on_ranks as on_ranks
+import numpy as np
+import pytest
+
+import graphwright as gw
+from graphwright import distributed
+from graphwright.array import process_group
+from graphwright.array.world import RankLost, WrongWorld, world
+from graphwright.errors import DTypeError, ShapeError, UsageError
+from run_ranks import free_port, run_ranks
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def found(request):
+    return run_ranks(request.param, on_ranks.everything)
+
+
+def test_each_rank_knows_its_number_and_has_its_share_of_the_threads(found):
+    assert [r["world"] for r in found] == [[i, len(found), i, i == 0, 1] for i in range(len(found))]
+
+
+def test_values_equal_numpy_eager_and_in_plans(found):
+    assert [r["values"] for r in found] == [[]] * len(found)
+
+
+def test_gradients_equal_finite_differences_of_the_sum_of_all_losses(found):
+    assert [r["gradients"] for r in found] == [[]] * len(found)
+
+
+def test_low_sums_are_rounded_once_and_all_dtypes_move(found):
+    assert [r["low"] for r in found] == [[]] * len(found)
+
+
+def test_an_object_of_one_rank_reaches_all(found):
+    assert [r["object"] for r in found] == [{"from": 1}] * len(found)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sockets of other systems do not count bytes")
+def test_bytes_counted_are_bytes_sent(found):
+    for name in found[0]["bytes"]:
+        cost, group, sockets = (sum(r["bytes"][name][i] for r in found) for i in range(3))
+        assert cost == group
+        assert cost <= sockets <= cost + 5_000, name  # headers and the barrier
+
+
+def test_a_world_of_one_needs_no_group(monkeypatch):
+    for name in process_group.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert distributed.setup().ranks == 1
+    assert world().group is None
+    x = gw.tensor(np.arange(6.0).reshape(2, 3), requires_grad=True)
+    y = distributed.all_reduce(distributed.all_to_all(distributed.reduce_scatter(distributed.all_gather(x))))
+    (3.0 * y).sum().backward()
+    assert np.array_equal(y.numpy(), x.numpy())
+    assert x.grad is not None
+    assert x.grad.numpy().tolist() == [[3.0] * 3] * 2
+    distributed.barrier()
+    assert distributed.broadcast_object({"a": [1]}) == {"a": [1]}
+
+
+def test_a_program_of_other_ranks_is_refused():
+    with pytest.raises(WrongWorld, match="2 ranks"):
+        gw.ops.call("all_reduce", gw.ones(3), ranks=2)
+
+
+def test_invalid_operands_are_typed_errors():
+    with pytest.raises(ShapeError, match="a multiple of 2"):
+        gw.ops.call("reduce_scatter", gw.ones(3), ranks=2)
+    with pytest.raises(DTypeError, match="cannot be summed"):
+        distributed.all_reduce(gw.ones(3, dtype=gw.bool_))
+    with pytest.raises(WrongWorld, match="0 to 1"):
+        gw.ops.call("broadcast", gw.ones(3), root=2, ranks=2)
+    with pytest.raises(UsageError, match="not JSON"):
+        distributed.broadcast_object({1, 2})
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"RANK": "0"}, "MASTER_ADDR"),
+        ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, "RANK=2"),
+        ({"RANK": "zero", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, "RANK=zero"),
+    ],
+)
+def test_invalid_variables_are_named(given, text):
+    with pytest.raises(UsageError, match=text):
+        process_group.join(1.0, environment=given)
+
+
+def test_cuda_without_nccl_is_a_typed_error():
+    given = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    if not process_group.torch_ranks.is_nccl_available():
+        with pytest.raises(UsageError, match="no nccl"):
+            process_group.join(1.0, "cuda", given)
+
+
+ALONE = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+
+
+def test_a_rank_that_does_not_come_is_named():
+    given = {**ALONE, "MASTER_PORT": str(free_port())}
+    with pytest.raises(RankLost, match="rank 1 did not reach a collective") as found:
+        process_group.join(0.3, environment={**given, "RANK": "0"})
+    assert found.value.missing == (1,)
+    with pytest.raises(RankLost, match="cannot reach the store") as found:
+        process_group.join(0.3, environment={**given, "RANK": "1", "MASTER_PORT": str(free_port())})
+    assert found.value.missing == (0,)
+
+
+def test_ranks_that_disagree_about_their_number_are_named(monkeypatch):
+    monkeypatch.setattr(process_group, "_runs", repeat("test"))
+    given = {**ALONE, "MASTER_PORT": str(free_port())}
+    sizes = {"0": "2", "1": "3"}
+    errors: dict[str, str] = {}
+
+    def join(rank: str) -> None:
+        with pytest.raises(WrongWorld, match="disagree about their number") as found:
+            process_group.join(5.0, environment={**given, "RANK": rank, "WORLD_SIZE": sizes[rank]})
+        errors[rank] = str(found.value.got)
+
+    threads = [Thread(target=join, args=(rank,)) for rank in sizes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == {"0": "rank 1 3 ranks", "1": "rank 0 2 ranks"}
+
+
+def test_torchruns_share_of_threads_is_not_its_default_of_one(monkeypatch):
+    from graphwright.distributed.ranks import _threads
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert _threads(1) == cores
+    assert _threads(cores + 1) == 1
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert _threads(1) == 3
