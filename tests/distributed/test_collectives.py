@@ -1,13 +1,11 @@
-"""Collectives as ops on two and three processes: values by numpy, gradients by finite differences, bytes by sockets."""
+"""Worlds of one, and errors before there are several ranks; `test_ranks` has what needs several processes."""
 
 from __future__ import annotations
 
 import os
-import sys
 from itertools import repeat
 from threading import Thread
 
-import collectives_on_ranks as on_ranks
 import numpy as np
 import pytest
 
@@ -16,40 +14,7 @@ from graphwright import distributed
 from graphwright.array import process_group
 from graphwright.array.world import RankLost, WrongWorld, world
 from graphwright.errors import DTypeError, ShapeError, UsageError
-from run_ranks import free_port, run_ranks
-
-
-@pytest.fixture(scope="module", params=[2, 3])
-def found(request):
-    return run_ranks(request.param, on_ranks.everything)
-
-
-def test_each_rank_knows_its_number_and_has_its_share_of_the_threads(found):
-    assert [r["world"] for r in found] == [[i, len(found), i, i == 0, 1] for i in range(len(found))]
-
-
-def test_values_equal_numpy_eager_and_in_plans(found):
-    assert [r["values"] for r in found] == [[]] * len(found)
-
-
-def test_gradients_equal_finite_differences_of_the_sum_of_all_losses(found):
-    assert [r["gradients"] for r in found] == [[]] * len(found)
-
-
-def test_low_sums_are_rounded_once_and_all_dtypes_move(found):
-    assert [r["low"] for r in found] == [[]] * len(found)
-
-
-def test_an_object_of_one_rank_reaches_all(found):
-    assert [r["object"] for r in found] == [{"from": 1}] * len(found)
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sockets of other systems do not count bytes")
-def test_bytes_counted_are_bytes_sent(found):
-    for name in found[0]["bytes"]:
-        cost, group, sockets = (sum(r["bytes"][name][i] for r in found) for i in range(3))
-        assert cost == group
-        assert cost <= sockets <= cost + 5_000, name  # headers and the barrier
+from run_ranks import free_port
 
 
 def test_a_world_of_one_needs_no_group(monkeypatch):

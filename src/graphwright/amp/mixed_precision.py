@@ -6,7 +6,7 @@ other classes promote or keep the dtypes of their operands. Casts are ordinary o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -123,9 +123,11 @@ class GradScaler:
         """Return the scale of the next step; 1 if not enabled. Synchronises with the device."""
         return self._scale.item() if self.enabled else 1.0
 
-    def unscale_(self, optimizer: Optimizer) -> None:
+    def unscale_(self, optimizer: Optimizer, total: Callable[[Tensor], Tensor] | None = None) -> None:
         """Divide the optimizer's gradients by the scale, once per step, and record whether all are finite.
 
+        `total` maps the record, a 0-d float32, to that of all gradients, if other processes have some; there may then
+        be no gradient here.
         Raises: UsageError if this was already called since `update`, or no parameter has a gradient.
         """
         if not self.enabled:
@@ -137,7 +139,7 @@ class GradScaler:
             for p in optimizer.parameters():
                 if p.grad is not None:
                     kinds.setdefault(p.grad.dtype, []).append(p)
-            if not kinds:
+            if not kinds and total is None:
                 raise UsageError("no parameter has a gradient", fix="call backward() first")
             found = self._none
             inverse = self.inverse()
@@ -145,7 +147,7 @@ class GradScaler:
                 found, *grads = call("unscale_check", inverse, found, *(p.grad for p in members))
                 for p, g in zip(members, grads, strict=True):
                     p.grad = g
-            self._found[id(optimizer)] = found
+            self._found[id(optimizer)] = found if total is None else total(found)
 
     def step(self, optimizer: Optimizer, *, waiting: Tensor | None = None) -> None:
         """Run the optimizer's step, after `unscale_` if that was not called; skip the step if a gradient is not finite.

@@ -21,6 +21,7 @@ from graphwright.array.world import RankLost, World, WrongWorld, enter, world
 from graphwright.errors import UsageError
 
 _torch: Any = torch_ranks  # whose stubs lack the stores
+_all_gather = getattr(_torch, "all_gather_single", None) or _torch.all_gather_into_tensor  # the name before 2.13
 PrefixStore, TCPStore = _torch.PrefixStore, _torch.TCPStore
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _GRACE = 2.0
@@ -57,7 +58,7 @@ class ProcessGroup:
             who waits where.
         sent: bytes that this rank has sent in collectives, as the algorithms of gloo need them.
         waited: seconds that this rank has waited for collectives.
-        count: number of collectives so far.
+        count: number of collectives of all ranks so far.
         pending: address of a buffer -> the collective in flight that uses it.
     """
 
@@ -78,7 +79,7 @@ class ProcessGroup:
     def all_gather(self, out: torch.Tensor, x: torch.Tensor, what: str = "all_gather") -> Pending:
         """Write the ranks' `x`, each a row-major block, one after another to `out`."""
         out, x = _bytes(out), _bytes(x)
-        made = lambda: torch_ranks.all_gather_into_tensor(out, x, async_op=True)  # noqa: E731
+        made = lambda: _all_gather(out, x, async_op=True)  # noqa: E731
         return self._begin(what, (self.ranks - 1) * x.nbytes, made)
 
     def all_to_all(self, out: torch.Tensor, x: torch.Tensor, what: str = "all_to_all") -> Pending:
@@ -110,19 +111,20 @@ class ProcessGroup:
         x, sent = _bytes(x), (self.ranks - 1) * x.nbytes // self.ranks
         return self._begin(what, sent, lambda: torch_ranks.broadcast(x, root, async_op=True))
 
-    def send(self, x: torch.Tensor, to: int, what: str = "send") -> Pending:
+    def send(self, x: torch.Tensor, to: int) -> Pending:
         """Send `x` to rank `to`."""
-        return self._begin(what, x.nbytes, lambda: torch_ranks.isend(_bytes(x), to))
+        return self._begin("send", x.nbytes, lambda: torch_ranks.isend(_bytes(x), to))
 
-    def receive(self, x: torch.Tensor, source: int, what: str = "recv") -> Pending:
+    def receive(self, x: torch.Tensor, source: int) -> Pending:
         """Overwrite `x` by what rank `source` sends."""
-        return self._begin(what, 0, lambda: torch_ranks.irecv(_bytes(x), source))
+        return self._begin("recv", 0, lambda: torch_ranks.irecv(_bytes(x), source))
 
     def _begin(self, what: str, sent: int, start: Callable[[], Any]) -> Pending:
         if self._failure is not None:
             raise self._failure
-        self.count += 1
-        what = f"{what} (collective {self.count})"
+        if what not in ("send", "recv"):
+            self.count += 1
+            what = f"{what} (collective {self.count})"
         try:
             work = start()
         except RuntimeError as error:
@@ -133,7 +135,7 @@ class ProcessGroup:
     def lost(self, what: str, error: Exception) -> RankLost:
         """Return the error for a collective that failed; ask the other ranks for a short time where they wait."""
         if self._failure is None:
-            reason = str(error).splitlines()[0].rpartition("] ")[2][:160]
+            reason = str(error).splitlines()[0].rpartition("] ")[2].partition(". ")[0][:160]
             waiting, gone = {self.rank: what}, ""
             until = monotonic() + self.grace
             try:

@@ -23,22 +23,22 @@ class RankLost(ComputeError):
     """A collective failed because a rank ended, or did not reach it within the timeout.
 
     Attributes:
-        op: the collective that failed on this rank.
+        collective: the collective that failed on this rank.
         waiting: rank -> the collective in which it waits.
         missing: the ranks that reached no failing collective: they ended, or are elsewhere.
     """
 
     def __init__(
-        self, op: str, waiting: Mapping[int, str], missing: tuple[int, ...], *, ranks: int, reason: str, fix: str = ""
-    ) -> None:
-        self.op, self.waiting, self.missing = op, dict(waiting), missing
-        lost = ", ".join(map(str, missing))
-        what = f"{'ranks' if len(missing) > 1 else 'rank'} {lost} did not reach a collective" if missing else (
-            "the ranks wait in different collectives")  # fmt: skip
+        self, collective: str, waiting: Mapping[int, str], missing: tuple[int, ...], *, ranks: int, reason: str,
+        fix: str = "start all ranks again; a training resumes from the last state that was saved",
+    ) -> None:  # fmt: skip
+        self.collective, self.waiting, self.missing = collective, dict(waiting), missing
+        what = "the ranks wait in different collectives"
+        if missing:
+            what = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} did not reach a collective"
         rows = "; ".join(f"rank {r} waits in {at}" for r, at in sorted(waiting.items()))
-        fix = fix or "start all ranks again; a training resumes from the last state that was saved"
-        super().__init__(what, where=op, expected=f"{ranks} ranks in the same collective", got=f"{rows}; {reason}",
-                         fix=fix)  # fmt: skip
+        expected = f"{ranks} ranks in the same collective"
+        super().__init__(what, where=collective, expected=expected, got=f"{rows}; {reason}", fix=fix)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,9 @@ def get_total_norm(
 
 
 def clip_grad_norm_(
-    parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
-) -> Tensor:
+    parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, *,
+    total: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:  # fmt: skip
     """Scale gradients so that their total norm is at most `max_norm`; return the unclipped norm, as `get_total_norm`.
 
     coefficient = min(1, max_norm / (norm + 1e-6)), as in torch.
@@ -46,11 +47,14 @@ def clip_grad_norm_(
         parameters: those without a gradient are skipped.
         max_norm: upper bound of the norm.
         norm_type, error_if_nonfinite: see `get_total_norm`; after an error no gradient has changed.
+        total: function from the norm of these gradients to that of all, if other processes have some; there may then be
+            no gradient here.
     Raises: UsageError if no parameter has a gradient, or for a norm type that is not positive.
     """
-    found = _with_grad(parameters)
+    found = _with_grad(parameters, total is not None)
     norm = _total([p.grad for p in found], norm_type, [p.name for p in found] if error_if_nonfinite else None)
     with no_grad(), scoped("clip"):
+        norm = norm if total is None else total(norm)
         scale = call("minimum", max_norm / (norm + 1e-6), 1.0)
         for p in found:
             p.grad = p.grad * scale.to(p.grad.dtype)
@@ -64,10 +68,10 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -
             p.grad = call("maximum", call("minimum", p.grad, clip_value), -clip_value)
 
 
-def _with_grad(parameters: Tensor | Iterable[Tensor]) -> list[Any]:
+def _with_grad(parameters: Tensor | Iterable[Tensor], may_lack: bool = False) -> list[Any]:
     given = [parameters] if isinstance(parameters, Tensor) else parameters
     found = [p for p in given if p.grad is not None]
-    if not found:
+    if not found and not may_lack:
         raise UsageError("no parameter has a gradient", fix="call backward() first")
     return found
 

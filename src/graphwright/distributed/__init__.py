@@ -13,6 +13,7 @@ from graphwright.distributed.collectives import (
     reduce_scatter,
     send,
 )
+from graphwright.distributed.data_parallel import ProgramsDiffer, data_parallel
 from graphwright.distributed.ranks import (
     barrier,
     broadcast_object,
@@ -25,6 +26,7 @@ from graphwright.distributed.ranks import (
 )
 
 __all__ = [
+    "ProgramsDiffer",
     "RankLost",
     "World",
     "WrongWorld",
@@ -35,6 +37,7 @@ __all__ = [
     "broadcast",
     "broadcast_object",
     "close",
+    "data_parallel",
     "is_main",
     "local_rank",
     "rank",

@@ -9,6 +9,7 @@ checksum of itself.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
@@ -18,9 +19,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from graphwright.array import BY_TAG, NDArray, Spec, from_numpy
+from graphwright.array.world import world
 from graphwright.autograd import Parameter, Tensor, Variable
 from graphwright.errors import UsageError
 from graphwright.files import JsonError, StrPath, atomic_directory, blake2b_128, read_json, read_whole
+from graphwright.optim.exchange import whole
 from graphwright.optim.optimizer import Optimizer, moment_remap
 from graphwright.optim.training_step import CompiledStep
 from graphwright.program.editing.replay import replay
@@ -75,12 +78,23 @@ def save_state(
 ) -> None:  # fmt: skip
     """Write the state of a training atomically, replacing an older one in the directory.
 
+    Of several ranks, rank 0 writes. If they divide the states of the optimizer, all ranks must call this.
+
     Args:
         directory: its parent must exist.
         compiled: the step made by `compile_step`; its options and the number of accumulated batches are saved.
         facts: additional JSON values, available as `SavedState.facts` after loading.
     Raises: UsageError if a state is not JSON; FileError if writing fails, with the old directory unchanged.
     """
+    with whole(optimizer, gather=True):
+        if world().rank == 0:
+            _write(directory, model, optimizer, scaler, _given(scheduler, loader, rng), step, compiled, facts)
+
+
+def _write(
+    directory: StrPath, model: HasStructure, optimizer: HasVariables | None, scaler: HasVariables | None,
+    parts: Sequence[tuple[str, HasState]], step: int, compiled: CompiledStep | None, facts: Mapping[str, Any] | None,
+) -> None:  # fmt: skip
     tensors, aliases = training_variables(model, optimizer, scaler, compiled)
     program = program_of(model)
     content: dict[str, Any] = {
@@ -91,7 +105,7 @@ def save_state(
         "step": step,
         "tensors": {name: blake2b_128(_bits(v)) for name, v in tensors.items()},
         "aliases": aliases,
-        "states": {name: dict(part.state_dict()) for name, part in _given(scheduler, loader, rng)},
+        "states": {name: dict(part.state_dict()) for name, part in parts},
         "facts": dict(facts or {}),
     }
     try:
@@ -177,15 +191,23 @@ class SavedState:
         compiled: CompiledStep | None = None, remap: Journal | None = None,
     ) -> None:  # fmt: skip
         """Restore model, optimizer and all other arguments that are given; see `load_state`."""
+        with whole(optimizer, gather=False):
+            self._restore(model, optimizer, scaler, _given(scheduler, loader, rng), compiled, remap)
+
+    def _restore(
+        self, model: HasStructure, optimizer: HasVariables | None, scaler: HasVariables | None,
+        parts: Sequence[tuple[str, HasState]], compiled: CompiledStep | None, remap: Journal | None,
+    ) -> None:  # fmt: skip
         if remap is None and model.structure_hash() != self.structure:
             fix = "load it into the same model; if that was edited after saving, pass remap=program.journal"
             raise StateError("the saved state is of a model with a different structure", where=self.directory, fix=fix)
-        parts = _given(scheduler, loader, rng)
         own, aliases = training_variables(model, optimizer, scaler, compiled)
         scope = tuple(sorted({name.partition(".")[0] for name in own}))
         wrong = [f"{name}: the training was saved without it" for name, _ in parts if name not in self.states]
         if compiled is not None:
-            now, then = json.loads(json.dumps(dict(compiled.options()))), self.plan or {}
+            now, then = json.loads(json.dumps(dict(compiled.options()))), dict(self.plan or {})
+            if now.pop("ranks") != then.pop("ranks", 1):  # each rank feeds another part of a batch
+                now["inputs"], then["inputs"] = (_items_of(facts.get("inputs")) for facts in (now, then))
             wrong += [f"{n} of the step: expected {then.get(n)}, got {v}" for n, v in now.items() if then.get(n) != v]
         arrays = self._arrays(scope, {} if remap is not None else own, wrong)
         if remap is not None:
@@ -291,6 +313,11 @@ def program_of(model: object) -> Program | None:
     """Return the program of a model, or the model itself if it is a program; None for a module."""
     found = getattr(model, "program", model)
     return found if isinstance(found, Program) else None
+
+
+def _items_of(inputs: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the specs of inputs without the size of their first axis."""
+    return {name: re.sub(r"\[\d+", "[*", spec) for name, spec in (inputs or {}).items()}
 
 
 def _misfits(own: Mapping[str, Variable], saved: Mapping[str, Spec]) -> list[str]:

@@ -34,6 +34,7 @@ from graphwright.autograd import (
 from graphwright.autograd.variable import ShapeChange, remap_path, remapped
 from graphwright.errors import UsageError
 from graphwright.ops import call
+from graphwright.optim.exchange import Shards
 
 LOW = ("master", "stochastic", "nearest")
 _NOT_NEGATIVE = (
@@ -215,6 +216,7 @@ class Optimizer:
         numbers: names of the moments that are one number per parameter, 0-d float64; the last of `moment_names`.
         state: parameter -> its state, after its first step; it ends with the parameter.
         extra_moments: names of additional moments in the state of every parameter, such as gradient sums.
+        shards: how the states are divided among processes, or None.
         defaults: lr and options of groups that do not set their own.
     Raises: UsageError for an option out of range or unknown, a duplicate parameter, or no parameters.
     """
@@ -234,6 +236,7 @@ class Optimizer:
         self.decay_matrices_only = decay_matrices_only
         self.state = StatesByParameter()
         self.extra_moments: tuple[str, ...] = ()
+        self.shards: Shards | None = None
         self.param_groups: list[ParamGroup] = []
         self._options = frozenset(options)
         self._never = Tensor(_scalar(0.0, "float32"))
@@ -527,7 +530,7 @@ class Optimizer:
         return result
 
     def states(self) -> Iterator[tuple[str, Parameter, ParamState]]:
-        """Iterate over (name, parameter, state) of all trained parameters.
+        """Iterate over (name, parameter, state) of all trained parameters whose states this process has.
 
         A name is made of that of the parameter, and of a number if an earlier one has the same. So it depends on the
         present parameters alone, not on those that they replaced.
@@ -539,7 +542,8 @@ class Optimizer:
                 wanted = f"{self.name}.{p.name or f'param{len(taken)}'}"
                 name = next(n for n in chain([wanted], (f"{wanted}_{i}" for i in count(2))) if n not in taken)
                 taken.add(name)
-                yield name, p, self.state_of(p, moments)
+                if self.shards is None or self.shards.owns(p):
+                    yield name, p, self.state_of(p, moments)
 
 
 def _runs(members: list[Parameter]) -> list[list[Parameter]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from graphwright.autograd.clipping import clip_grad_norm_
 from graphwright.errors import UsageError
 from graphwright.ops import call
 from graphwright.ops.casting import low_dtype
+from graphwright.optim.exchange import Exchange, in_order_of_gradients
 from graphwright.optim.optimizer import Optimizer
 from graphwright.optim.step_terms import Asked, StepTerm, StepView, any_of, named_terms
 from graphwright.plan.compile import plan_for, spec_of
@@ -76,6 +77,7 @@ class CompiledStep:
         settings: the options.
         terms: the terms of `also` by name.
         reports: what the terms reported in the last call, by name; with a term that may skip updates also `skipped`.
+        exchange: what the step exchanges with other processes, or None; see `distributed.data_parallel`.
         inputs: specs by name.
         low: the dtype of autocast, or None.
     """
@@ -104,6 +106,7 @@ class CompiledStep:
         self._known: Any = None
         self._plan: Plan | None = None
         self._seen = (-1, None)
+        self.exchange: Exchange | None = None
 
     def __call__(self, feeds: Mapping[str, Any] | None = None, **named: Any) -> Tensor:
         """Run one batch: a whole step, or with `accumulate=k` one of the k batches of a step. Raises: FeedError."""
@@ -147,6 +150,7 @@ class CompiledStep:
         facts = {"inputs": inputs, "accumulate": settings.accumulate, "autocast": self.low and self.low.name}
         facts |= {"clip": settings.clip, "executor": planning.chosen, "device": str(planning.device)}
         facts |= {"lazy": self.optimizer.lazy, "also": [*self.terms]}
+        facts["ranks"] = 1 if self.exchange is None else self.exchange.ranks
         return {**facts, "remat": None if planning.remat is None else str(planning.remat)}
 
     # -- updates ----------------------------------------------------------------------------------------------------
@@ -165,10 +169,22 @@ class CompiledStep:
                     kind = TrainingStepGraph if updatable(self.source) else RetracedStep
                     with no_grad():
                         made = kind(self.source, self._task)
+            if self.exchange is not None:
+                self.exchange.traced(self.source, made.program)
             self._made, self._known = made, now
         if self._plan is None or self._plan.program is not self._made.program or not self._plan.fresh:
             self._plan = plan_for(self._made.program, self.inputs, None, self._planning)
         self._seen = (changes.count, training())
+
+    @property
+    def executor(self) -> str:
+        """The executor of the plan; see `CompileOptions`."""
+        return self._planning.executor
+
+    def trace_again(self, exchange: Exchange | None, executor: str) -> None:
+        """Set `exchange` and the executor; the next call traces and plans the step from the start."""
+        self.exchange, self._planning = exchange, replace(self._planning, executor=executor)
+        self._made, self._known, self._plan, self._seen = None, None, None, (-1, None)
 
     def _trained(self) -> Iterable[Parameter]:
         return (p for p in self.optimizer.parameters() if p.requires_grad)
@@ -197,23 +213,44 @@ class CompiledStep:
     def _update(self, seen: StepValues) -> Mapping[str, Tensor]:
         """Add the gradients of terms, accumulate, unscale and clip, then update, in the order of an eager loop."""
         reports, skip = self._add_terms(seen)
-        waiting, held, scaler = None, None, self.settings.scaler
+        waiting, held, scaler, exchange = None, None, self.settings.scaler, self.exchange
+        members, loss, gate = list[Parameter](), seen.results["loss"], None
+        if exchange is not None:
+            members = in_order_of_gradients([*self.optimizer.parameters()])
+            with no_grad(), scoped("exchange"):
+                loss, skip = exchange.mean(loss, skip)
+                reports["loss"] = loss
+                if exchange.each_batch:
+                    exchange.gradients(members, None)
         with no_grad(), scoped("skip"):
             if skip is not None:
-                reports |= {"skipped": skip, "loss": call("where", skip, float("nan"), seen.results["loss"])}
+                reports |= {"skipped": skip, "loss": call("where", skip, float("nan"), loss)}
                 held = skip.to("float32")
         if self.settings.accumulate > 1:
             waiting, held = self._accumulated(held)
-        if self.settings.clip is not None:
-            if scaler is not None:
-                scaler.unscale_(self.optimizer)
-            clip_grad_norm_(self.optimizer.parameters(), self.settings.clip)
+        if exchange is not None:
+            with no_grad(), scoped("exchange"):
+                gate = None if waiting is None else 1.0 - waiting
+                if not exchange.each_batch:
+                    exchange.gradients(members, gate)
+        self._clip()
         if scaler is None:
             self.optimizer.step(found_inf=held)
         else:
             scaler.step(self.optimizer, waiting=held)
             scaler.update(waiting=waiting)
+        if exchange is not None:
+            with no_grad(), scoped("exchange"):
+                exchange.updated(members, gate)
         return reports
+
+    def _clip(self) -> None:
+        """Unscale the gradients, and scale them to at most the limit of their norm."""
+        scaler, exchange, clip = self.settings.scaler, self.exchange, self.settings.clip
+        if scaler is not None and (clip is not None or exchange is not None):
+            scaler.unscale_(self.optimizer, None if exchange is None else exchange.found)
+        if clip is not None:
+            clip_grad_norm_(self.optimizer.parameters(), clip, total=None if exchange is None else exchange.norm)
 
     def _add_terms(self, seen: StepValues) -> tuple[dict[str, Tensor], Tensor | None]:
         """Add the gradients of the terms to those of the loss; return what they report, and if one may, who skips."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from graphwright.graph import NodeId
 from graphwright.ops import get
+from graphwright.plan.planning.overlap import with_late_waits
 
 if TYPE_CHECKING:
     from graphwright.plan.planning.plan_builder import PlanBuilder
@@ -47,6 +48,9 @@ class StateCommit:
         self._writes = builder.writes()
         if self._writes:
             self._sink_updates()
+        if self._tables.collective(self.order).any():
+            self.order = with_late_waits(self.order, self.start, self._tables)
+        if self._writes:
             self._save_old_values()
             self._write_states()
 

@@ -18,13 +18,9 @@ if TYPE_CHECKING:
     from graphwright.plan.planning.plan_tables import PlanTables
 
 
-def overlapped(order: np.ndarray, tables: PlanTables) -> np.ndarray:
-    """Return the instructions of `order` in the order described above; it obeys all dependencies on data."""
-    return np.array(_with_late_waits(_with_early_starts(order.tolist(), tables), tables), np.int32)
-
-
-def _with_early_starts(ids: list[int], tables: PlanTables) -> list[int]:
-    holders, instrs = tables.holders, tables.instrs
+def with_early_starts(order: np.ndarray, tables: PlanTables) -> np.ndarray:
+    """Return the instructions of `order` with early starts; the new order obeys all dependencies on data."""
+    ids, holders, instrs = order.tolist(), tables.holders, tables.instrs
     traits = [OPS[instrs[q].op].traits for q in ids]
     writer = {holders[s]: i for i, q in enumerate(ids) for s in instrs[q].outs}
     reads = [[writer[b] for s in instrs[q].ins if (b := holders[s]) in writer] for q in ids]
@@ -45,11 +41,12 @@ def _with_early_starts(ids: list[int], tables: PlanTables) -> list[int]:
         elif begins:
             last = i
     keys = [(after[i], 1, i) if i in after else (i, 0, i) for i in range(len(ids))]
-    return [ids[i] for _, _, i in sorted(keys)]
+    return order[[i for _, _, i in sorted(keys)]]
 
 
-def _with_late_waits(ids: list[int], tables: PlanTables) -> list[int]:
-    holders, instrs = tables.holders, tables.instrs
+def with_late_waits(order: np.ndarray, stop: int, tables: PlanTables) -> np.ndarray:
+    """Return the instructions of `order` with late waits, none of them after index `stop`."""
+    ids, holders, instrs = order.tolist(), tables.holders, tables.instrs
     first: dict[int, int] = {}  # buffer -> its first reader
     for i, q in enumerate(ids):
         for s in instrs[q].ins:
@@ -57,7 +54,7 @@ def _with_late_waits(ids: list[int], tables: PlanTables) -> list[int]:
     keys: list[Any] = []
     for i, q in enumerate(ids):
         if OPS[instrs[q].op].traits.waits:
-            keys.append((min([first.get(holders[s], len(ids)) for s in instrs[q].outs]), 0, i))
+            keys.append((min([stop, *(first.get(holders[s], stop) for s in instrs[q].outs)]), 0, i))
         else:
             keys.append((i, 1, i))
-    return [ids[i] for _, _, i in sorted(keys)]
+    return order[[i for _, _, i in sorted(keys)]]

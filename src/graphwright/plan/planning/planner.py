@@ -26,7 +26,7 @@ from graphwright.plan.planning.commit import StateCommit
 from graphwright.plan.planning.fusion import fuse
 from graphwright.plan.planning.lowering import LARGEST, TooLarge, on_vm
 from graphwright.plan.planning.native import loops
-from graphwright.plan.planning.overlap import overlapped
+from graphwright.plan.planning.overlap import with_early_starts
 from graphwright.plan.planning.passes import ALIGN
 from graphwright.plan.planning.plan_builder import PlanBuilder
 from graphwright.plan.planning.residency import HomeChanged, HostPlacement
@@ -244,7 +244,7 @@ def _arrange(
     need[[holders[s] for q in together for s in tables.instrs[q].outs]] = True  # the other ranks run them too
     order = run.needed(builder.order.now, *tables.reads.arrays(), *tables.outs.arrays(), need)
     if together:
-        order = overlapped(order, tables)
+        order = with_early_starts(order, tables)
     if builder.device != CPU:
         order = HostPlacement(builder, order).apply(0 if old is None or why else len(old.home))
     commit = StateCommit(builder, order, outputs, seen, run)

@@ -1,0 +1,203 @@
+"""Data-parallel training steps: gradients are averaged over the ranks in the plan of the step, beside the backward.
+
+Invariant: all ranks hold the same parameters after each step, because they apply the same update to the same values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from graphwright.array import DType, float32
+from graphwright.array.world import World, world
+from graphwright.autograd import Parameter, Tensor, Variable
+from graphwright.errors import UsageError
+from graphwright.ops import OPS, call
+from graphwright.optim.checkpoint import training_variables
+from graphwright.optim.exchange import Exchange
+from graphwright.optim.optimizer import Optimizer, wide
+from graphwright.plan.options import ATEN
+from graphwright.program.kinds import KINDS
+
+if TYPE_CHECKING:
+    from graphwright.optim.training_step import CompiledStep
+    from graphwright.program.program import Program
+
+MB = 1 << 20
+_LEAST, _MOST_BUCKETS = MB, 8
+"""A model smaller than 8 buckets is divided into as many, of at least 1 MiB."""
+
+
+class ProgramsDiffer(UsageError):
+    """The ranks do not have the same program, or run other collectives.
+
+    Attributes:
+        hashes: the hash of each rank.
+    """
+
+    def __init__(self, what: str, hashes: Sequence[str]) -> None:
+        self.hashes = tuple(hashes)
+        got = ", ".join(f"rank {r} {h}" for r, h in enumerate(hashes))
+        super().__init__(what, where="distributed", expected="the same hash on all ranks", got=got,
+                         fix="open the same model and make the same edits on all ranks")  # fmt: skip
+
+
+def agree(value: str, what: str) -> None:
+    """Compare a hash on all ranks; `what` says in the error what differs. Raises: ProgramsDiffer, RankLost."""
+    group = world().group
+    if group is not None:
+        found = group.exchange(value, f"comparison of {what}")
+        if len(set(found)) > 1:
+            raise ProgramsDiffer(f"the ranks have different {what}", found)
+
+
+def collectives_hash(program: Program) -> str:
+    """Return a hash of the collectives of a program in their order, which all ranks must share."""
+    found = blake2b(digest_size=16)
+    for node in program.order():
+        op = program.op(node)
+        if op in KINDS or not OPS[op].traits.collective or OPS[op].traits.waits:
+            continue
+        attrs = {name: value for name, value in program.attrs(node).items() if name != "rank"}
+        found.update(repr((op, sorted(attrs.items()), program.specs(node))).encode())
+    return found.hexdigest()
+
+
+def buckets(members: Sequence[Parameter], most: int) -> list[list[Parameter]]:
+    """Divide parameters into buckets of at most `most` bytes of gradients of one dtype, keeping their order.
+
+    A parameter that is larger alone has a bucket of its own.
+    """
+    total = sum(nbytes(p) for p in members)
+    most = min(most, max(_LEAST, -(-total // _MOST_BUCKETS)))
+    made: list[list[Parameter]] = []
+    open_: dict[DType, tuple[list[Parameter], int]] = {}
+    for p in members:
+        kind, size = p.dtype, nbytes(p)
+        bucket, held = open_.get(kind, ([], most))
+        if held + size > most:
+            bucket, held = [], 0
+            made.append(bucket)
+        bucket.append(p)
+        open_[kind] = bucket, held + size
+    return made
+
+
+def nbytes(p: Parameter) -> int:
+    """Return the bytes of the gradient of a parameter."""
+    return p.numel() * wide(p.dtype).itemsize
+
+
+def parts(bucket: Tensor, shapes: Sequence[tuple[int, ...]], start: int = 0) -> list[Tensor]:
+    """Return the arrays of these shapes that are one after another in a bucket, as views."""
+    found = []
+    for shape in shapes:
+        size = 1
+        for n in shape:
+            size *= n
+        flat = call("slice", bucket, axis=0, start=start, size=size)
+        found.append(call("reshape", flat, shape=shape))
+        start += size
+    return found
+
+
+class DataParallel(Exchange):
+    """Averages gradients, and the loss, over the ranks: buckets of gradients in the order in which they become ready.
+
+    Attributes:
+        world: the ranks.
+        bucket_bytes: most bytes of a bucket.
+        optimizer: the optimizer of the step.
+    """
+
+    def __init__(self, world: World, bucket_bytes: int, optimizer: Optimizer) -> None:
+        self.world, self.bucket_bytes, self.ranks = world, bucket_bytes, world.ranks
+        self.optimizer = optimizer
+
+    def traced(self, source: Program, step: Program) -> None:
+        """Compare program and collectives with those of the other ranks. Raises: ProgramsDiffer, RankLost."""
+        agree(source.structure_hash(), "programs")
+        agree(collectives_hash(step), "collectives in their training step")
+
+    def mean(self, loss: Tensor, skip: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the mean loss of all ranks, and whether a rank skips the update."""
+        n, given = self.world.ranks, [loss.to(float32) if loss.dtype.is_low else loss]
+        if skip is not None:
+            given.append(skip.to(given[0].dtype))
+        found = call("all_reduce_wait", call("all_reduce_start", *given, ranks=n, scale=1.0 / n), ranks=n)
+        both = parts(found, [()] * len(given))
+        return both[0].to(loss.dtype), None if skip is None else both[1] > 0.0
+
+    def gradients(self, members: Sequence[Parameter], gate: Tensor | None) -> None:
+        """Replace the gradients by their means over all ranks."""
+        n = self.world.ranks
+        gates = () if gate is None else (gate,)
+        started = []
+        for bucket in buckets(members, self.bucket_bytes):
+            grads = [p.grad.to(wide(p.dtype)) for p in bucket if p.grad is not None]
+            attrs = {"ranks": n, "scale": 1.0 / n, "gated": gate is not None}
+            started.append((bucket, call("all_reduce_start", *grads, *gates, **attrs)))
+        for bucket, begun in started:
+            found = call("all_reduce_wait", begun, ranks=n)
+            for p, g in zip(bucket, parts(found, [p.shape for p in bucket]), strict=True):
+                p.grad = g
+
+
+def data_parallel(step: CompiledStep, *, bucket_mb: float = 25.0, shard_optimizer: bool = False) -> CompiledStep:
+    """Make a compiled step average its gradients over all ranks; return the step. Each rank feeds its own batch.
+
+    All ranks then compute the update of the mean of their losses, which the step returns. Parameters, states of the
+    program and of the optimizer are those of rank 0. The gradients are summed inside the plan of the step: a bucket is
+    sent as soon as its last gradient is computed, while the backward continues. With `accumulate=k`, gradients are sent
+    on the last of k batches only. After an edit, which all ranks make, the step is traced again, and the programs are
+    compared.
+
+    Args:
+        step: made by `compile_step`, with equal arguments on all ranks.
+        bucket_mb: most MiB of gradients that are sent together. A small model is divided into 8 buckets of at least
+            1 MiB.
+        shard_optimizer: divide the optimizer's states among the ranks (ZeRO-1): each parameter has an owner, which
+            alone receives its gradient, updates it and sends the new value to the others. All ranks must then call
+            `save_state`, and gradients are sent on each batch of `accumulate`.
+    Raises: UsageError for a size that is not positive; ProgramsDiffer; RankLost. In a world of one, nothing changes.
+    """
+    if not bucket_mb > 0:
+        raise UsageError("the size of a bucket is out of range", where="data_parallel", expected="> 0 MiB",
+                         got=bucket_mb)  # fmt: skip
+    now = world()
+    if now.group is not None:
+        start_equal(step)
+        from graphwright.distributed.sharded import ShardedOptimizer
+
+        kind = ShardedOptimizer if shard_optimizer else DataParallel
+        step.trace_again(kind(now, int(bucket_mb * MB), step.optimizer), _executor(step))
+    return step
+
+
+def start_equal(step: CompiledStep) -> None:
+    """Compare the program with that of the other ranks, and take the values of all variables from rank 0."""
+    agree(step.source.structure_hash(), "programs")
+    variables, _ = training_variables(step.source, step.optimizer, step.settings.scaler, step)
+    described = [(name, repr(v.spec)) for name, v in variables.items()]
+    agree(blake2b(repr(described).encode(), digest_size=16).hexdigest(), "parameters or optimizer states")
+    take_from_root(variables)
+
+
+def take_from_root(variables: Mapping[str, Variable]) -> None:
+    """Overwrite variables by those of rank 0."""
+    for variable in variables.values():
+        value = call("broadcast", variable.detach(), root=0, ranks=world().ranks)
+        if world().rank != 0:
+            variable.assign(value)
+
+
+def _executor(step: CompiledStep) -> str:
+    """Return the executor of the step: ATen if a rank has no VM, so that all ranks compute the same bits."""
+    group, asked = world().group, step.executor
+    if group is None or asked == ATEN:
+        return asked
+    from graphwright.array.vm.machine import part  # loads numba
+
+    ready = group.exchange(str(part.wait()), "comparison of executors")
+    return asked if set(ready) == {"True"} else ATEN

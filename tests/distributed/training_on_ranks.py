@@ -1,0 +1,237 @@
+"""What a rank does in `test_data_parallel.py`; each function returns JSON."""
+
+from __future__ import annotations
+
+import os
+import signal
+from itertools import pairwise
+from threading import Timer
+from time import monotonic, sleep
+from typing import Any
+
+import collectives_on_ranks
+import numpy as np
+
+import graphwright as gw
+from graphwright import distributed as d
+
+SIZES = (12, 24, 24, 4)
+
+
+def network() -> Any:
+    """A small network, of equal weights in every process."""
+    rng = np.random.default_rng(0)
+    b = gw.Builder("net")
+    x = b.input("x", ("B", SIZES[0]))
+    for i, (n, m) in enumerate(pairwise(SIZES)):
+        w = b.param(f"w{i}", (rng.normal(size=(m, n)) / np.sqrt(n)).astype("float32"))
+        bias = b.param(f"b{i}", np.zeros(m, "float32"))
+        x = b.op("linear", x, w, bias)
+        if i < len(SIZES) - 2:
+            x = b.op("tanh", x)
+    b.output(x, "y")
+    return b.build()
+
+
+def batches(steps: int, size: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Batches for all ranks together."""
+    rng = np.random.default_rng(1)
+    teacher = rng.normal(size=(SIZES[0], SIZES[-1]))
+    made = []
+    for _ in range(steps):
+        x = rng.normal(size=(size, SIZES[0])).astype("float32")
+        made.append((x, np.tanh(x @ teacher).astype("float32")))
+    return made
+
+
+def loss_of(y: Any, targets: Any) -> Any:
+    return ((y - targets) ** 2).mean()
+
+
+def compiled(size: int, optimizer: str = "AdamW", **options: Any) -> tuple[Any, Any]:
+    p = network()
+    opt = getattr(gw.optim, optimizer)(p, 1e-2)
+    inputs = {"x": np.zeros((size, SIZES[0]), "f4"), "targets": np.zeros((size, SIZES[-1]), "f4")}
+    return p, gw.compile_step(p, loss_of, opt, inputs, **options)
+
+
+def weights(p: Any) -> list[float]:
+    return np.concatenate([v.numpy().ravel() for v in p.variables().values()]).tolist()
+
+
+def trained(step: Any, given: list[tuple[np.ndarray, np.ndarray]], rank: int = 0, ranks: int = 1) -> list[float]:
+    """Train on this rank's part of each batch; return the losses."""
+    losses = []
+    for x, t in given:
+        n = len(x) // ranks
+        part = slice(rank * n, (rank + 1) * n)
+        losses.append(step(x=x[part], targets=t[part]).item())
+    return losses
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "clip": {"clip": 0.05},
+    "accumulate": {"accumulate": 4, "clip": 0.5},
+    "aten": {"deterministic": True},
+}
+
+
+def single(name: str, steps: int) -> dict[str, Any]:
+    p, step = compiled(12, **OPTIONS[name])
+    losses = trained(step, batches(steps, 12))
+    return {"losses": losses, "weights": weights(p)}
+
+
+def parallel(name: str, steps: int, **options: Any) -> dict[str, Any]:
+    p, step = compiled(12 // d.ranks(), **OPTIONS[name])
+    if d.rank():
+        for v in p.variables().values():  # those of rank 0 count
+            v.assign(gw.zeros(*v.shape))
+    d.data_parallel(step, bucket_mb=0.001, **options)
+    losses = trained(step, batches(steps, 12), d.rank(), d.ranks())
+    order = [i.op for i in step.plan.instrs]
+    moments = sum(v.numel() for _, _, state in step.optimizer.states() for v in state.moments.values())
+    return {"losses": losses, "weights": weights(p), "order": order, "moments": moments}
+
+
+# -- edits, saved trainings, errors ------------------------------------------------------------------------------------
+def _edit(p: Any, step: int) -> None:
+    """Change the structure between steps: cut units, insert a layer, undo."""
+    if step == 3:
+        with p.edit("cut units") as e:
+            e.cut_units(p.axes().of("w1", 0)[0].units([1, 5, 7]))
+    if step == 6:
+        with p.edit("insert") as e:
+            (edge,) = [x for x in p.out_edges(p.node("tanh")) if p.op(p.graph.target(x)) == "linear"]
+            e.insert(edge, "gelu")
+    if step == 9:
+        p.undo()
+
+
+def edited(ranks: int, rank: int, **options: Any) -> dict[str, Any]:
+    p, step = compiled(12 // ranks, clip=0.5)
+    if ranks > 1:
+        d.data_parallel(step, bucket_mb=0.001, **options)
+    losses = []
+    for i, given in enumerate(batches(12, 12)):
+        _edit(p, i)
+        losses += trained(step, [given], rank, ranks)
+    return {"losses": losses, "weights": weights(p)}
+
+
+def resumed(folder: str, first: int, last: int, optimizer: str, load: bool) -> dict[str, Any]:
+    """Train from step `first` to `last` with divided states, loading and saving the training."""
+    p, step = compiled(12 // d.ranks(), optimizer, clip=0.5)
+    d.data_parallel(step, bucket_mb=0.001, shard_optimizer=True)
+    if load:
+        assert gw.load_state(folder, p, step.optimizer, compiled=step) == first
+    losses = trained(step, batches(last, 12)[first:], d.rank(), d.ranks())
+    gw.save_state(folder, p, step.optimizer, step=last, compiled=step)
+    d.barrier()
+    return {"losses": losses, "weights": weights(p)}
+
+
+def different() -> dict[str, Any]:
+    """Programs of other structure, and of other collectives."""
+    p, step = compiled(6)
+    found = {}
+    if d.rank() == 1:
+        with p.edit("another program") as e:
+            e.rename(p.node("tanh"), "other")
+    try:
+        d.data_parallel(step)
+    except d.ProgramsDiffer as error:
+        found["structure"] = [len(set(error.hashes)), "rank 1" in str(error)]
+    p, step = compiled(6, clip=0.5 if d.rank() else None)
+    d.data_parallel(step, bucket_mb=1.0 if d.rank() else 0.001)
+    try:
+        step.refresh()
+    except d.ProgramsDiffer as error:
+        found["collectives"] = [len(set(error.hashes)), "collectives" in str(error)]
+    return found
+
+
+# -- ranks that are lost -----------------------------------------------------------------------------------------------
+def killed(folder: str, at: int, shard: bool) -> dict[str, Any]:
+    """Train and save every second step; rank 1 is killed at some moment of step `at`. Return what the others raise."""
+    p, step = compiled(12 // d.ranks(), clip=0.5)
+    d.data_parallel(step, bucket_mb=0.001, shard_optimizer=shard)
+    given = batches(12, 12)
+    began = 0.0
+    try:
+        for i, batch in enumerate(given):
+            if i == at:
+                began = monotonic()
+                if d.rank() == 1:
+                    Timer(
+                        float(np.random.default_rng().random()) * 2e-3, os.kill, (os.getpid(), signal.SIGKILL)
+                    ).start()
+            trained(step, [batch], d.rank(), d.ranks())
+            if i % 2 == 1:
+                gw.save_state(folder, p, step.optimizer, step=i + 1, compiled=step)
+            if i == at and d.rank() == 1:
+                sleep(5)
+    except d.RankLost as error:
+        first = [error.collective, sorted(error.waiting), list(error.missing), monotonic() - began]
+        try:
+            d.barrier()
+        except d.RankLost as again:
+            return {"error": first, "again": again is error, "text": str(error)}
+    return {}
+
+
+def continued(folder: str, shard: bool) -> dict[str, Any]:
+    """Resume what `killed` saved, to its end."""
+    p, step = compiled(12 // d.ranks(), clip=0.5)
+    d.data_parallel(step, bucket_mb=0.001, shard_optimizer=shard)
+    first = gw.load_state(folder, p, step.optimizer, compiled=step) if folder else 0
+    losses = trained(step, batches(12, 12)[first:], d.rank(), d.ranks())
+    return {"first": first, "losses": losses, "weights": weights(p)}
+
+
+def not_together() -> list[Any]:
+    """Rank 0 waits for a collective that rank 1 does not reach, then both wait in different ones."""
+    found: list[Any] = []
+    began = monotonic()
+    try:
+        if d.rank() == 0:
+            d.all_reduce(gw.ones(3))
+        else:
+            sleep(3)
+            d.barrier()
+    except d.RankLost as error:
+        found = [
+            error.collective,
+            {str(r): at for r, at in error.waiting.items()},
+            list(error.missing),
+            monotonic() - began,
+        ]
+    return found
+
+
+KINDS: dict[str, dict[str, Any]] = {"plain": {}, "sharded": {"shard_optimizer": True}}
+OPTIMIZERS = ("AdamW", "RMSprop")
+
+
+def on_two(folder: str, saved: str) -> dict[str, Any]:
+    """All that two ranks do: collectives, trainings, edits, what a killed training saved, the start of another."""
+    found: dict[str, Any] = {"collectives": collectives_on_ranks.everything()}
+    for kind, options in KINDS.items():
+        for name in OPTIONS:
+            found[f"{kind} {name}"] = parallel(name, 20, **options)
+        found[f"{kind} edited"] = edited(d.ranks(), d.rank(), **options)
+    found["continued"] = continued(saved, shard=False)
+    found["uninterrupted"] = continued("", shard=False)
+    for optimizer in OPTIMIZERS:
+        found[optimizer] = resumed(f"{folder}/{optimizer}", 0, 6, optimizer, load=False)
+    found["different"] = different()
+    return found
+
+
+def on_three(folder: str) -> dict[str, Any]:
+    """All that three ranks do: collectives, and the end of saved trainings."""
+    found: dict[str, Any] = {"collectives": collectives_on_ranks.everything()}
+    for optimizer in OPTIMIZERS:
+        found[optimizer] = resumed(f"{folder}/{optimizer}", 9, 12, optimizer, load=True)
+    return found
