@@ -176,7 +176,7 @@ def house() -> str:
     roles = {
         **{"cli": "commands", "testing": "proofs, planted bugs", "surgery": "diagnose, prune, factor"},
         **{"structure": "gates, search", "experts": "routers, mixtures", "lifecycle": "lives, own prefixes"},
-        **{"attention": "sparse attention"},
+        **{"attention": "sparse attention", "distributed": "ranks, data parallel"},
         **{"models": "open, generate, export", "evolve": "NEAT, layers"},
         **{
             "nn": "modules",

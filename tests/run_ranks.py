@@ -47,9 +47,9 @@ def environment_of(rank: int, ranks: int, port: int) -> dict[str, str]:
     }  # fmt: skip
 
 
-def run_ranks(ranks: int, function: Callable[..., Any], *args: Any, seconds: float = 100.0) -> list[Any]:
-    """Run a function on all ranks; return its results by rank. Raises: AssertionError with the stderr of ranks."""
-    ended = end_ranks(ranks, function, *args, seconds=seconds)
+def run_ranks(ranks: int, function: Callable[..., Any], *args: Any, timeout: float = 60.0) -> list[Any]:
+    """Run a function on all ranks; return its results by rank. Raises: AssertionError with the stderr of a rank."""
+    ended = end_ranks(ranks, function, *args, timeout=timeout)
     wrong = [f"rank {r} ended with {e.code}:\n{e.text}" for r, e in enumerate(ended) if e.code]
     assert not wrong, "\n".join(wrong)
     return [e.value for e in ended]

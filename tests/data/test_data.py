@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import count, islice
+from itertools import count, islice, permutations, zip_longest
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import graphwright as gw
+from graphwright.array import world
 from graphwright.autograd import Tensor
 from graphwright.data import DataLoader, Dataset, IterableDataset, TensorDataset, TokenWindows, pad, stack
 from graphwright.errors import GraphwrightError, IndexOutOfRange, ShapeError, UsageError
@@ -96,6 +97,49 @@ def test_a_loader_resumes_from_another_loaders_state(kind, at):
     assert [b for _, b in islice(flow(loader), 12 - at)] == [b for _, b in whole[at:]]
 
 
+@pytest.mark.parametrize("kind", [Numbers, Stream])
+@pytest.mark.parametrize("sizes", [{1: 12, 2: 6, 3: 4}, {1: 5, 2: 3, 3: 4}])
+def test_an_epoch_continues_on_other_numbers_of_ranks(kind, sizes):
+    whole = [i for b in DataLoader(kind(100), 7, shuffle=kind is Numbers, seed=3, rank=0, ranks=1) for i in b.tolist()]
+    for order in permutations((1, 2, 3)):
+        state: dict[str, Any] | None = None
+        seen: list[int] = []
+        for ranks in order:
+            loaders = [
+                DataLoader(kind(100), sizes[ranks], shuffle=kind is Numbers, seed=3, rank=r, ranks=ranks)
+                for r in range(ranks)
+            ]
+            if state is not None:
+                for loader in loaders:
+                    loader.load_state_dict(state)
+            steps = [
+                [b.tolist() for b in islice(iter(loader), 2 if ranks != order[-1] else None)] for loader in loaders
+            ]
+            for step in zip_longest(*steps, fillvalue=[]):
+                seen += [i for row in zip_longest(*step) for i in row if i is not None]
+            state = loaders[0].state_dict()
+        assert seen == whole, order
+
+
+def test_lengths_refuse_a_state_of_ranks_with_another_batch_together():
+    lengths = np.arange(100)
+    two = DataLoader(Numbers(100), 6, lengths=lengths, rank=0, ranks=2)
+    next(iter(two))
+    DataLoader(Numbers(100), 4, lengths=lengths, rank=0, ranks=3).load_state_dict(two.state_dict())
+    with pytest.raises(UsageError, match="another size together"):
+        DataLoader(Numbers(100), 6, lengths=lengths, rank=0, ranks=3).load_state_dict(two.state_dict())
+
+
+def test_ranks_are_those_of_the_run():
+    world.enter(world.World(1, 3))
+    try:
+        own = DataLoader(Numbers(10), 2)
+        assert [b.tolist() for b in own] == [[1, 4], [7]]
+        assert DataLoader(Numbers(10), 2, rank=0, ranks=1).ranks == 1
+    finally:
+        world.enter(None)
+
+
 def test_an_aborted_epoch_is_followed_by_the_next():
     loader = DataLoader(Numbers(6), 2, shuffle=True)
     for _ in loader:
@@ -117,7 +161,8 @@ def test_states_of_other_loaders_are_refused(state):
     loader = DataLoader(Numbers(6), 2)
     with pytest.raises(UsageError, match="state"):
         loader.load_state_dict(state)
-    assert loader.state_dict() == {"epoch": 0, "done": 0, "seed": 0, "batch_size": 2}
+    own = {"first": 0, "ranks": loader.ranks}
+    assert loader.state_dict() == {"epoch": 0, "done": 0, "seed": 0, "batch_size": 2, **own}
 
 
 def test_batches_stack_each_entry():

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import os
+import runpy
 import signal
+import sys
 from itertools import pairwise
+from pathlib import Path
 from threading import Timer
 from time import monotonic, sleep
 from typing import Any
@@ -14,6 +20,7 @@ import numpy as np
 
 import graphwright as gw
 from graphwright import distributed as d
+from graphwright.models.bundled import bundled
 
 SIZES = (12, 24, 24, 4)
 
@@ -190,28 +197,60 @@ def continued(folder: str, shard: bool) -> dict[str, Any]:
     return {"first": first, "losses": losses, "weights": weights(p)}
 
 
-def not_together() -> list[Any]:
-    """Rank 0 waits for a collective that rank 1 does not reach, then both wait in different ones."""
-    found: list[Any] = []
+def not_together() -> dict[str, Any]:
+    """All ranks but the last wait for a collective that the last does not reach within the timeout."""
     began = monotonic()
     try:
-        if d.rank() == 0:
+        if d.rank() < d.ranks() - 1:
             d.all_reduce(gw.ones(3))
         else:
-            sleep(3)
+            sleep(SECONDS + 2)
             d.barrier()
     except d.RankLost as error:
-        found = [
-            error.collective,
-            {str(r): at for r, at in error.waiting.items()},
-            list(error.missing),
-            monotonic() - began,
-        ]
-    return found
+        waiting = {str(r): at.partition(" ")[0] for r, at in error.waiting.items()}
+        return {"waiting": waiting, "missing": list(error.missing), "seconds": monotonic() - began}
+    return {}
 
 
+SECONDS = 10.0
+"""The timeout of three ranks."""
 KINDS: dict[str, dict[str, Any]] = {"plain": {}, "sharded": {"shard_optimizer": True}}
 OPTIMIZERS = ("AdamW", "RMSprop")
+
+
+def command(folder: str) -> dict[str, Any]:
+    """`graphwright train` as torchrun starts it on each rank; return what this rank printed, and what is written."""
+    from graphwright.cli import app
+
+    printed = io.StringIO()
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 256,
+        "max_position_embeddings": 64, "tie_word_embeddings": True, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+        "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"},
+    }  # fmt: skip
+    home = Path(folder, f"model{d.rank()}")
+    home.mkdir(parents=True)
+    (home / "config.json").write_text(json.dumps(config))
+    (home / "tokenizer.json").write_bytes((bundled() / "tokenizer.json").read_bytes())
+    (home / "text.txt").write_text("To be or not to be, that is the question. " * 20)
+    options = ["--steps", "4", "--batch", "4", "--window", "16", "--warmup", "1", "--save-every", "2", "--json"]
+    given = [str(home / "config.json"), "--text", str(home / "text.txt"), "--state", f"{folder}/state", *options]
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        app(["train", *given], standalone_mode=False)
+    d.barrier()
+    text = printed.getvalue()
+    return {"printed": json.loads(text) if text else None, "saved": Path(folder, "state", "train.json").is_file()}
+
+
+def example(folder: str) -> str:
+    """`examples/data_parallel.py`; return what this rank printed."""
+    printed = io.StringIO()
+    path = Path(__file__).parents[2] / "examples" / "data_parallel.py"
+    sys.argv = [str(path), "--quick", "--out", f"{folder}/spiral"]
+    with contextlib.redirect_stdout(printed):
+        runpy.run_path(str(path), run_name="__main__")
+    return printed.getvalue()
 
 
 def on_two(folder: str, saved: str) -> dict[str, Any]:
@@ -225,6 +264,7 @@ def on_two(folder: str, saved: str) -> dict[str, Any]:
     found["uninterrupted"] = continued("", shard=False)
     for optimizer in OPTIMIZERS:
         found[optimizer] = resumed(f"{folder}/{optimizer}", 0, 6, optimizer, load=False)
+    found |= {"command": command(f"{folder}/command"), "example": example(folder)}
     found["different"] = different()
     return found
 
@@ -234,4 +274,5 @@ def on_three(folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {"collectives": collectives_on_ranks.everything()}
     for optimizer in OPTIMIZERS:
         found[optimizer] = resumed(f"{folder}/{optimizer}", 9, 12, optimizer, load=True)
+    found["not together"] = not_together()  # the last, as the group cannot be used after it
     return found

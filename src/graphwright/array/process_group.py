@@ -6,6 +6,7 @@ once.
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -173,6 +174,7 @@ class ProcessGroup:
 
     def close(self) -> None:
         """Leave the group; the process is a world of one again."""
+        atexit.unregister(self.close)
         enter(None)
         self.pending.clear()
         with suppress(RuntimeError):
@@ -221,6 +223,7 @@ def join(timeout: float, device: str = "cpu", environment: Mapping[str, str] = o
     except RuntimeError as error:
         raise group.lost("setup", error) from error
     enter(World(rank, ranks, local_rank, local_ranks, group))
+    atexit.register(group.close)
     return world()
 
 

@@ -70,7 +70,8 @@ class _Notes(logging.Handler):
     """A handler that writes the log of the library to stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"note  {record.getMessage()}", file=sys.stderr)
+        if _rank() == 0:
+            print(f"note  {record.getMessage()}", file=sys.stderr)
 
 
 class Command:
@@ -160,9 +161,9 @@ def _run(call: Callable[[], Output | None], quiet: bool, as_json: bool, debug: b
     log.addHandler(notes)
     try:
         done = call() or Output({})
-        if as_json:
+        if as_json and _rank() == 0:
             emit_json(done.facts)
-        elif done.text:
+        elif done.text and _rank() == 0:
             say(done.text)
     except KeyboardInterrupt as stop:
         saved = str(stop) or "no incomplete files remain"
@@ -190,11 +191,18 @@ def _run(call: Callable[[], Output | None], quiet: bool, as_json: bool, debug: b
         raise typer.Exit(done.code)
 
 
+def _rank() -> int:
+    from graphwright.array.world import world  # loads numpy
+
+    return world().rank
+
+
 def fail(text: str) -> None:
     """Write an error message to stderr."""
     text = wrapped(text, terminal_width(sys.stderr))
     red, off = ("\033[31m", "\033[0m") if colours(sys.stderr) else ("", "")
-    print(f"{red}error{off}  {text}", file=sys.stderr)
+    who = f" on rank {_rank()}" if _rank() else ""
+    print(f"{red}error{who}{off}  {text}", file=sys.stderr)
 
 
 def say(text: str = "") -> None:
@@ -208,8 +216,8 @@ def emit_json(value: Mapping[str, Any]) -> None:
 
 
 def silent() -> bool:
-    """Return whether a command with --quiet or --json is running."""
-    return _silent.get()
+    """Return whether a command with --quiet or --json is running, or another rank than 0 of several."""
+    return _silent.get() or _rank() != 0
 
 
 def colours(stream: Any) -> bool:

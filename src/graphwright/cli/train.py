@@ -32,20 +32,26 @@ def train(
     life: Annotated[Path | None, option("DIR", "Life to begin or resume; a thread commits its steps.")] = None,
     held_out: Annotated[Path | None, option("FILE", "File to measure bits per byte on, before and after.")] = None,
     device: OnDevice = "cpu",
+    threads: int = 0,
     *,
     options: TrainOptions,
 ) -> Output:
     """Train a model, or a config from scratch, on a text file.
 
     Uses AdamW with warm-up, cosine decay and gradient clipping; the whole step is one plan. With --state or --life, the
-    same command resumes an interrupted training.
+    same command resumes an interrupted training. Under torchrun, each rank computes a part of every batch.
     """
+    from graphwright import distributed
     from graphwright.files import check_free
     from graphwright.models import open
     from graphwright.models.architectures.architecture import Config
     from graphwright.models.open import create
     from graphwright.models.train import Trainer
 
+    distributed.setup(threads=threads or None)
+    if life is not None and distributed.ranks() > 1:
+        raise UsageError("a life is trained by one process", where="--life", got=f"{distributed.ranks()} ranks",
+                         fix="use --state to resume a training of several ranks")  # fmt: skip
     if life is not None and state is not None:
         raise UsageError("--life and --state were both given", fix="a life needs no state: leave out --state")
     if out is not None:
@@ -58,6 +64,7 @@ def train(
     if living is not None:
         model = living.model
     trainer = Trainer(model.to(device), words, recipe)
+    distributed.data_parallel(trainer.step)
     facts: dict[str, Any] = {"parameters": model.inspect().parameters, "options": asdict(recipe)}
     with bar() as progress:
         if held is not None:
@@ -79,7 +86,7 @@ def train(
         lines = [f"{len(losses)} steps, loss {first:.4f} -> {last:.4f} nats per token, {speed}"]
     if held is not None:
         lines.append("held out {before:.4f} -> {after:.4f} bits per byte".format(**facts["bits_per_byte"]))
-    if out is not None:
+    if out is not None and distributed.is_main():
         facts["out"] = _write(model, out, scratch, overwrite)
         lines.append(f"wrote {out}: {facts['out']}")
     return Output(facts, "\n".join(lines))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from graphwright.array import from_numpy, random
+from graphwright.array.world import world
 from graphwright.autograd import Tensor, as_tensor
 from graphwright.data.workers import batches_of_workers
 from graphwright.errors import ShapeError, UsageError
@@ -142,7 +143,8 @@ class DataLoader:
         drop_last: drop an incomplete last batch; all ranks of a Dataset then have the same number of batches.
         collate_fn: function from a list of items to a batch; by default it stacks the items to tensors.
         pin_memory: accepted as in torch, without an effect.
-        rank, ranks: this loader reads every `ranks`-th item of the order, starting at item `rank`.
+        rank, ranks: this loader reads every `ranks`-th item of the order, starting at item `rank`. Without both, they
+            are those of the run that `distributed.setup` joined: all items in one process.
         num_workers: number of processes that make batches, each one batch ahead; 0 makes them in the loop. Batches and
             their order are the same. Processes start as `multiprocessing` is set to start them. At most 1 for an
             IterableDataset.
@@ -157,8 +159,11 @@ class DataLoader:
     def __init__(
         self, dataset: Indexed | IterableDataset, batch_size: int = 1, shuffle: bool = False, *, num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None, pin_memory: bool = False, drop_last: bool = False,
-        seed: int = 0, rank: int = 0, ranks: int = 1, lengths: Any = None,
+        seed: int = 0, rank: int | None = None, ranks: int | None = None, lengths: Any = None,
     ) -> None:  # fmt: skip
+        if rank is None and ranks is None:
+            rank, ranks = world().rank, world().ranks
+        rank, ranks = 0 if rank is None else rank, 1 if ranks is None else ranks
         counts = {"batch_size": batch_size, "rank": rank, "ranks": ranks, "num_workers": num_workers}
         for name, count in counts.items():
             if not isinstance(count, int | np.integer):
@@ -189,13 +194,17 @@ class DataLoader:
         self.drop_last, self.collate_fn, self.rank, self.ranks = drop_last, collate_fn, rank, ranks
         self.num_workers = num_workers
         self.epoch = self.done = 0
+        self._first = 0  # items of the epoch before the first batch, of a state that was loaded
         self._continues = True
 
     def __len__(self) -> int:
         """Return the number of batches of one epoch on this rank. Raises: UsageError for an IterableDataset."""
         if isinstance(self.dataset, IterableDataset):
             raise UsageError("an iterable dataset has no length", fix="loop over the loader, or pass a Dataset")
-        total = len(self.dataset)
+        return self._count(len(self.dataset))
+
+    def _count(self, total: int) -> int:
+        """Return the number of batches of this rank for `total` items of the order."""
         if self.drop_last:
             return total // (self.batch_size * self.ranks)
         own = (total - self.rank + self.ranks - 1) // self.ranks
@@ -204,13 +213,16 @@ class DataLoader:
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the batches of one epoch, or the rest of the epoch whose state was loaded."""
         if self.done and not self._continues:
-            self.epoch, self.done = self.epoch + 1, 0
+            self._next_epoch()
         self._continues = False
         batches = batches_of_workers(self._batches, self.num_workers) if self.num_workers else self._batches(0, 1)
         for batch in batches:
             self.done += 1
             yield batch
-        self.epoch, self.done = self.epoch + 1, 0
+        self._next_epoch()
+
+    def _next_epoch(self) -> None:
+        self.epoch, self.done, self._first = self.epoch + 1, 0, 0
 
     def order(self, epoch: int) -> np.ndarray:
         """Return all indices of the dataset, int64, in the order of an epoch; none for an IterableDataset."""
@@ -237,40 +249,57 @@ class DataLoader:
         """Yield every `step`-th batch of the rest of the epoch, from batch number `first` on."""
         if isinstance(self.dataset, IterableDataset):
             return self._stream()
-        return self._indexed(self.dataset, range(self.done + first, len(self), step))
+        count = self._count(max(0, len(self.dataset) - self._first))
+        return self._indexed(self.dataset, range(self.done + first, count, step))
 
     def _indexed(self, dataset: Indexed, numbers: range) -> Iterator[Any]:
         whole = dataset.batch if isinstance(dataset, Dataset) and self.collate_fn is None else None
         collate = self.collate_fn or stack
-        own = self.order(self.epoch)[self.rank :: self.ranks]
+        own = self.order(self.epoch)[self._first + self.rank :: self.ranks]
         for k in numbers:
             ids = own[k * self.batch_size : (k + 1) * self.batch_size]
             yield collate([dataset[int(i)] for i in ids]) if whole is None else whole(ids)
 
     def _stream(self) -> Iterator[Any]:
         assert isinstance(self.dataset, IterableDataset)
-        items = islice(self.dataset, self.rank + self.ranks * self.batch_size * self.done, None, self.ranks)
+        start = self._first + self.rank + self.ranks * self.batch_size * self.done
+        items = islice(self.dataset, start, None, self.ranks)
         while batch := list(islice(items, self.batch_size)):
             if self.drop_last and len(batch) < self.batch_size:
                 return
             yield (self.collate_fn or stack)(batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return `epoch` and `done`, and the `seed` and `batch_size` with which they can be loaded."""
-        return {"epoch": self.epoch, "done": self.done, "seed": self.seed, "batch_size": self.batch_size}
+        """Return `epoch`, `done` and `first`, and the `seed`, `batch_size` and `ranks` with which they were counted.
+
+        `first` is the number of items of the epoch before batch 0, which other numbers of ranks have read.
+        """
+        state = {"epoch": self.epoch, "done": self.done, "seed": self.seed, "batch_size": self.batch_size}
+        return {**state, "first": self._first, "ranks": self.ranks}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume at a saved position: the next loop yields the remaining batches of that epoch.
+        """Resume at a saved position: the next loop yields the remaining items of that epoch.
 
-        Raises: UsageError if the state is invalid, or was saved with a different seed or batch size.
+        The state may be of another number of ranks, also with another batch size: what all of them had read together is
+        not read again. Raises: UsageError if the state is invalid, or was saved with a different seed or, by as many
+        ranks, batch size; or with `lengths` by ranks whose batches have another size together.
         """
         mine = self.state_dict()
+        state = {"first": 0, "ranks": self.ranks, **state}
         wrong = state.keys() != mine.keys() or any(type(v) is not int for v in state.values())
-        if wrong or state["epoch"] < 0 or state["done"] < 0:
+        if wrong or min(state["epoch"], state["done"], state["first"], state["ranks"] - 1) < 0:
             expected = f"a dict with the keys {', '.join(mine)} and integer values, epoch and done >= 0"
             raise UsageError("the state of the DataLoader is invalid", expected=expected, got=dict(state))
-        if any(state[name] != mine[name] for name in ("seed", "batch_size")):
+        together = (state["batch_size"] * state["ranks"], self.batch_size * self.ranks)
+        other = state["ranks"] != self.ranks
+        if state["seed"] != self.seed or (state["batch_size"] != self.batch_size and not other):
             expected, got = (f"seed {s['seed']}, batch_size {s['batch_size']}" for s in (mine, state))
             what = "the state was saved with a different seed or batch size"
             raise UsageError(what, where="DataLoader", expected=expected, got=got)
-        self.epoch, self.done, self._continues = state["epoch"], state["done"], True
+        if other and self.lengths is not None and together[0] != together[1]:
+            expected, got = (f"{n} items in the batches of all ranks" for n in reversed(together))
+            what = "the state was saved by ranks whose batches have another size together, which decides the order"
+            raise UsageError(what, where="DataLoader", expected=expected, got=got)
+        self.epoch, self.done, self._first, self._continues = state["epoch"], state["done"], state["first"], True
+        if together[0] != together[1]:
+            self.done, self._first = 0, state["first"] + state["done"] * together[0]

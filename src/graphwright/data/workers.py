@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from graphwright.array import DType, NDArray, from_numpy
+from graphwright.array.world import world
 from graphwright.autograd import Tensor
 from graphwright.errors import ComputeError, UsageError
 
@@ -37,7 +38,8 @@ def batches_of_workers(batches: Batches, count: int) -> Iterator[Any]:
     An error of a worker is raised here, with the worker's traceback as a note, in place of the batch that it concerns.
     Raises: UsageError if the function cannot be sent to a process; WorkerError.
     """
-    context, processes, ends = get_context(), [], []
+    context = get_context("spawn") if world().ranks > 1 else get_context()  # a fork lacks the threads of collectives
+    processes, ends = [], []
     try:
         for w in range(count):
             receiving, sending = context.Pipe(duplex=False)

@@ -14,6 +14,7 @@ import numpy as np
 
 from graphwright.arguments import checked
 from graphwright.array import random
+from graphwright.array.world import world
 from graphwright.autograd import Tensor
 from graphwright.errors import NonFinite, UsageError
 from graphwright.models.tokenizer import need_tokenizer
@@ -100,7 +101,10 @@ class Trainer:
             raise UsageError("the training text is shorter than one window", expected=f"> {r.window} tokens",
                              got=len(self.ids), fix="give a longer text, or a smaller window")  # fmt: skip
         self.optimizer = AdamW(model, r.lr, r.betas, r.eps, r.weight_decay, decay_matrices_only=True)
-        self._positions = np.tile(np.arange(r.window), (r.batch, 1))
+        if r.batch % world().ranks:
+            raise UsageError("the windows of a step cannot be divided among the ranks", where="Trainer", got=r.batch,
+                             expected=f"a multiple of {world().ranks}", fix="another batch")  # fmt: skip
+        self._positions = np.tile(np.arange(r.window), (r.batch // world().ranks, 1))
         inputs: dict[str, Any] = dict.fromkeys(("ids", "positions", "targets"), self._positions)
         amp, clip = r.autocast or None, r.clip or None
         self.step = compile_step(
@@ -116,9 +120,13 @@ class Trainer:
         )
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return inputs and targets int64 [batch, window] of a step; they depend only on text, options and step."""
+        """Return inputs and targets int64 [batch, window] of a step; they depend only on text, options and step.
+
+        Of several ranks, each gets every `ranks`-th window.
+        """
         r = self.options
         starts = random.integers(0, len(self.ids) - r.window, r.batch, seed=r.seed, stream=1, step=step)
+        starts = starts[world().rank :: world().ranks]
         rows = self.ids[starts[:, None] + np.arange(r.window + 1)]
         return np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
 
@@ -145,7 +153,7 @@ class Trainer:
             loss = self.step(feeds).item() if take is None else take(feeds)
             self.done += 1
             made.losses.append(loss)
-            made.tokens += ids.size
+            made.tokens += ids.size * world().ranks
             made.seconds = perf_counter() - started
 
             if not np.isfinite(loss):
