@@ -135,7 +135,8 @@ def _steps(rank: int, ranks: int) -> tuple[dict[str, Step], Step]:
         def hook(state, bucket):  # without annotations, which DDP compares with its own
             last[0] = perf_counter()
             sent = bucket.buffer().div_(ranks)
-            return torch.distributed.all_reduce(sent, async_op=True).get_future().then(lambda f: f.value()[0])
+            work: Any = torch.distributed.all_reduce(sent, async_op=True)
+            return work.get_future().then(lambda f: f.value()[0])
 
         if note:
             model.register_comm_hook(None, hook)

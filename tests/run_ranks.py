@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -73,7 +74,8 @@ def end_ranks(
         until = monotonic() + seconds
         try:
             for _, process, _ in running:
-                process.wait(max(0.1, until - monotonic()))
+                with suppress(subprocess.TimeoutExpired):  # then its code says that it was killed
+                    process.wait(max(0.1, until - monotonic()))
         finally:
             for _, process, _ in running:
                 process.kill()

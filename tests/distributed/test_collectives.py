@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from itertools import repeat
 from threading import Thread
 
 import numpy as np
@@ -81,8 +80,15 @@ def test_a_rank_that_does_not_come_is_named():
     assert found.value.missing == (0,)
 
 
+class FirstRun(dict[str, int]):
+    """The runs that a process has joined, of two ranks in one process: each joins its first."""
+
+    def __getitem__(self, address: str) -> int:
+        return 0
+
+
 def test_ranks_that_disagree_about_their_number_are_named(monkeypatch):
-    monkeypatch.setattr(process_group, "_runs", repeat("test"))
+    monkeypatch.setattr(process_group, "_runs", FirstRun())
     given = {**ALONE, "MASTER_PORT": str(free_port())}
     sizes = {"0": "2", "1": "3"}
     errors: dict[str, str] = {}

@@ -9,6 +9,7 @@ import os
 import runpy
 import signal
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from threading import Timer
@@ -198,13 +199,13 @@ def continued(folder: str, shard: bool) -> dict[str, Any]:
 
 
 def not_together() -> dict[str, Any]:
-    """All ranks but the last wait for a collective that the last does not reach within the timeout."""
+    """Rank 0 waits for a collective that rank 1 does not reach within the timeout."""
     began = monotonic()
     try:
-        if d.rank() < d.ranks() - 1:
+        if d.rank() == 0:
             d.all_reduce(gw.ones(3))
         else:
-            sleep(SECONDS + 2)
+            sleep(9)
             d.barrier()
     except d.RankLost as error:
         waiting = {str(r): at.partition(" ")[0] for r, at in error.waiting.items()}
@@ -212,10 +213,9 @@ def not_together() -> dict[str, Any]:
     return {}
 
 
-SECONDS = 10.0
-"""The timeout of three ranks."""
 KINDS: dict[str, dict[str, Any]] = {"plain": {}, "sharded": {"shard_optimizer": True}}
-OPTIMIZERS = ("AdamW", "RMSprop")
+NAMES = {"plain": [*OPTIONS], "sharded": ["plain", "clip", "accumulate"]}
+OPTIMIZERS = ("AdamW",)
 
 
 def command(folder: str) -> dict[str, Any]:
@@ -253,14 +253,49 @@ def example(folder: str) -> str:
     return printed.getvalue()
 
 
-def on_two(folder: str, saved: str) -> dict[str, Any]:
+def joined(members: Sequence[int], port: int, timeout: float) -> bool:
+    """Join a run of some of the processes, by their numbers; return whether this one is among them."""
+    number = int(os.environ["NUMBER"])
+    if number not in members:
+        return False
+    rank, ranks = str(members.index(number)), str(len(members))
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    os.environ["MASTER_PORT"] = str(port)
+    d.setup(timeout)
+    return True
+
+
+def on_all(folder: str, at: int, ports: list[int]) -> dict[str, Any]:
+    """What each of four processes does in turn as a rank of two, of two others, alone, and as a rank of three.
+
+    The last one is killed in the first run, in step `at`.
+    """
+    os.environ["NUMBER"] = os.environ["RANK"]
+    found: dict[str, Any] = {}
+    if joined((0, 3), ports[0], 60.0):
+        found["killed"] = killed(f"{folder}/killed", at, shard=False)
+        d.close()
+    if joined((0, 1), ports[1], 60.0):
+        found["two"] = on_two(folder)
+        d.close()
+    if os.environ["NUMBER"] == "0":
+        found["one"] = {o: resumed(f"{folder}/{o}", 6, 9, o, load=True) for o in OPTIMIZERS}
+    if joined((0, 1, 2), ports[2], 90.0):
+        found["three"] = on_three(folder)
+        d.close()
+    if joined((0, 1), ports[3], 8.0):
+        found["not together"] = not_together()  # the last, as the group cannot be used after it
+    return found
+
+
+def on_two(folder: str) -> dict[str, Any]:
     """All that two ranks do: collectives, trainings, edits, what a killed training saved, the start of another."""
     found: dict[str, Any] = {"collectives": collectives_on_ranks.everything()}
     for kind, options in KINDS.items():
-        for name in OPTIONS:
+        for name in NAMES[kind]:
             found[f"{kind} {name}"] = parallel(name, 20, **options)
         found[f"{kind} edited"] = edited(d.ranks(), d.rank(), **options)
-    found["continued"] = continued(saved, shard=False)
+    found["continued"] = continued(f"{folder}/killed", shard=False)
     found["uninterrupted"] = continued("", shard=False)
     for optimizer in OPTIMIZERS:
         found[optimizer] = resumed(f"{folder}/{optimizer}", 0, 6, optimizer, load=False)
@@ -274,5 +309,4 @@ def on_three(folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {"collectives": collectives_on_ranks.everything()}
     for optimizer in OPTIMIZERS:
         found[optimizer] = resumed(f"{folder}/{optimizer}", 9, 12, optimizer, load=True)
-    found["not together"] = not_together()  # the last, as the group cannot be used after it
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -27,7 +28,8 @@ PrefixStore, TCPStore = _torch.PrefixStore, _torch.TCPStore
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _GRACE = 2.0
 """Most seconds, of those of the timeout, in which ranks whose collectives fail tell each other where they wait."""
-_runs = count()
+_runs: Counter[str] = Counter()
+"""Address of a store -> number of runs that this process has joined there; all its ranks join the same ones."""
 
 
 class Pending:
@@ -262,7 +264,8 @@ def _store(rank: int, ranks: int, timeout: float, environment: Mapping[str, str]
         missing = () if rank == 0 else (0,)
         raise RankLost("setup", {rank: "setup"}, missing, ranks=ranks, reason=reason, fix=fix) from error
     attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"graphwright/{attempt}/{next(_runs)}", made)
+    _runs[f"{host}:{port}"] += 1
+    return PrefixStore(f"graphwright/{attempt}/{_runs[f'{host}:{port}']}", made)
 
 
 def _meet(group: ProcessGroup) -> None:
