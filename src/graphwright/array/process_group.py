@@ -62,14 +62,14 @@ class ProcessGroup:
         sent: bytes that this rank has sent in collectives, as the algorithms of gloo need them.
         waited: seconds that this rank has waited for collectives.
         count: number of collectives of all ranks so far.
-        pending: address of a buffer -> the collective in flight that uses it.
+        pending: address of a bucket -> the collective in flight that uses it; None if its gate was closed.
     """
 
     def __init__(self, store: Any, rank: int, ranks: int, timeout: float) -> None:
         self.store, self.rank, self.ranks, self.timeout = store, rank, ranks, timeout
         self.grace = min(_GRACE, timeout / 4)
         self.sent, self.waited, self.count = 0, 0.0, 0
-        self.pending: dict[int, Pending] = {}
+        self.pending: dict[int, Pending | None] = {}
         self._failure: RankLost | None = None
         self._rounds = count()
 
@@ -209,17 +209,20 @@ def join(timeout: float, device: str = "cpu", environment: Mapping[str, str] = o
         raise UsageError("this process has joined a run already", where="distributed.setup",
                          fix="call distributed.close() first")  # fmt: skip
     kind = "nccl" if device == "cuda" else "gloo"
+    both = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     if not {"nccl": torch_ranks.is_nccl_available, "gloo": torch_ranks.is_gloo_available}[kind]():
         fix = 'use device="cpu", or a build of torch with CUDA' if kind == "nccl" else "install another build of torch"
         raise UsageError(
             f"this build of torch has no {kind}", where="distributed.setup", got=torch.__version__, fix=fix
         )
+    if device == "cuda":
+        torch.cuda.set_device(local_rank)
     store = _store(rank, ranks, timeout, environment)
     group = ProcessGroup(store, rank, ranks, timeout)
     _meet(group)
     try:
         torch_ranks.init_process_group(
-            kind, store=PrefixStore("torch", store), rank=rank, world_size=ranks,
+            both, store=PrefixStore("torch", store), rank=rank, world_size=ranks,
             timeout=timedelta(seconds=timeout - group.grace),
         )  # fmt: skip
     except RuntimeError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,9 +16,14 @@ from graphwright.array.backend import Attrs, Call, Needs
 from graphwright.array.cpu.kernel import Tensors, copy_to_outputs, kernel, number
 from graphwright.array.spec import Spec
 from graphwright.array.world import group_of
+from graphwright.errors import UsageError
 
 if TYPE_CHECKING:
     from graphwright.array.process_group import Pending, ProcessGroup
+
+
+# the host makes the call in every run, and reads the gate
+_on_any_device: Any = partial(kernel, needs=Needs(answers=True))
 
 
 def _together(
@@ -40,7 +45,7 @@ def _together(
     return bind
 
 
-@kernel("all_reduce", widen=True)
+@_on_any_device("all_reduce", widen=True)
 @_together
 def _all_reduce(group: ProcessGroup, out: torch.Tensor, x: torch.Tensor, attrs: Attrs, work: Tensors) -> Pending:
     if out.data_ptr() != x.data_ptr():
@@ -48,14 +53,19 @@ def _all_reduce(group: ProcessGroup, out: torch.Tensor, x: torch.Tensor, attrs: 
     return group.all_reduce(out)
 
 
-@kernel("all_gather", lambda o, i, a: [Spec((o[0].size,), o[0].dtype)] if a["ranks"] > 1 else [])
+@_on_any_device("all_gather", lambda o, i, a: [Spec((o[0].size,), o[0].dtype)] if a["ranks"] > 1 else [])
 @_together
 def _all_gather(group: ProcessGroup, out: torch.Tensor, x: torch.Tensor, attrs: Attrs, work: Tensors) -> None:
     group.all_gather(work[0], x).wait()
     out.copy_(torch.cat(work[0].view(group.ranks, *x.shape).unbind(), attrs["axis"]))
 
 
-@kernel("reduce_scatter", lambda o, i, a: [Spec((i[0].size,), i[0].dtype)] * 2 if a["ranks"] > 1 else [], widen=True)
+def _exchange(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    """Return the scratch of an exchange: the blocks to send, and those that arrive."""
+    return [Spec((ins[0].size,), ins[0].dtype)] * 2 if attrs["ranks"] > 1 else []
+
+
+@_on_any_device("reduce_scatter", _exchange, widen=True)
 @_together
 def _reduce_scatter(group: ProcessGroup, out: torch.Tensor, x: torch.Tensor, attrs: Attrs, work: Tensors) -> Pending:
     sent, arriving = work
@@ -63,7 +73,7 @@ def _reduce_scatter(group: ProcessGroup, out: torch.Tensor, x: torch.Tensor, att
     return group.reduce_scatter(out, sent, arriving)
 
 
-@kernel("all_to_all", lambda o, i, a: [Spec((i[0].size,), i[0].dtype)] * 2 if a["ranks"] > 1 else [])
+@_on_any_device("all_to_all", _exchange)
 @_together
 def _all_to_all(group: ProcessGroup, out: torch.Tensor, x: torch.Tensor, attrs: Attrs, work: Tensors) -> None:
     sent, arriving = work
@@ -74,7 +84,7 @@ def _all_to_all(group: ProcessGroup, out: torch.Tensor, x: torch.Tensor, attrs: 
     out.copy_(torch.cat(arriving.view(blocks).unbind(), attrs["join"]))
 
 
-@kernel("broadcast")
+@_on_any_device("broadcast")
 @_together
 def _broadcast(group: ProcessGroup, out: torch.Tensor, x: torch.Tensor, attrs: Attrs, work: Tensors) -> Pending:
     if out.data_ptr() != x.data_ptr():
@@ -82,7 +92,7 @@ def _broadcast(group: ProcessGroup, out: torch.Tensor, x: torch.Tensor, attrs: A
     return group.broadcast(out, attrs["root"])
 
 
-@kernel("reduce", widen=True)
+@_on_any_device("reduce", widen=True)
 @_together
 def _reduce(group: ProcessGroup, out: torch.Tensor, x: torch.Tensor, attrs: Attrs, work: Tensors) -> None:
     if out.data_ptr() != x.data_ptr():
@@ -92,7 +102,7 @@ def _reduce(group: ProcessGroup, out: torch.Tensor, x: torch.Tensor, attrs: Attr
         out.zero_()
 
 
-@kernel("send")
+@_on_any_device("send")
 def _send(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     def run() -> None:
         group = group_of(attrs["ranks"])
@@ -103,7 +113,7 @@ def _send(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     return run
 
 
-@kernel("recv")
+@_on_any_device("recv")
 def _recv(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     def run() -> None:
         group = group_of(attrs["ranks"])
@@ -143,10 +153,10 @@ def _begun(
             left.wait()  # of a run that failed in between
         for call in fill:
             call()
-        if group is not None and (gate is None or gate.item() != 0):
-            group.pending[address] = begin(group)
-            return
-        for call in otherwise:
+        sends = group is not None and (gate is None or gate.item() != 0)
+        if group is not None:
+            group.pending[address] = begin(group) if sends else None
+        for call in () if sends else otherwise:
             call()
 
     return run
@@ -156,11 +166,7 @@ def _gate(ins: Tensors, attrs: Attrs) -> tuple[Tensors, torch.Tensor | None]:
     return (ins[:-1], ins[-1]) if attrs["gated"] else (ins, None)
 
 
-def _reads_gate(ins: Sequence[Spec], attrs: Attrs) -> Needs:
-    return Needs(reads=(len(ins) - 1,)) if attrs["gated"] else Needs()
-
-
-@kernel("all_reduce_start", needs=_reads_gate)
+@_on_any_device("all_reduce_start")
 def _all_reduce_start(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     (bucket,), (arrays, gate) = outs, _gate(ins, attrs)
     what = f"all_reduce of a bucket of {len(arrays)} arrays"
@@ -168,7 +174,7 @@ def _all_reduce_start(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) 
                   lambda group: group.all_reduce(bucket, what))  # fmt: skip
 
 
-@kernel("reduce_scatter_start", needs=_reads_gate)
+@_on_any_device("reduce_scatter_start")
 def _reduce_scatter_start(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     (bucket, arriving), (arrays, gate) = outs, _gate(ins, attrs)
     rows, fill, given = bucket.view(attrs["ranks"], -1), [], iter(arrays)
@@ -179,7 +185,7 @@ def _reduce_scatter_start(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tenso
     return _begun(bucket, fill, gate, attrs["ranks"], lambda group: group.all_to_all(arriving, bucket, what), alone)
 
 
-@kernel("all_gather_start", needs=_reads_gate)
+@_on_any_device("all_gather_start")
 def _all_gather_start(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     (bucket,), (arrays, gate) = outs, _gate(ins, attrs)
     own = bucket.view(attrs["ranks"], -1)[attrs["rank"]]
@@ -190,7 +196,12 @@ def _all_gather_start(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) 
 def _ended(ranks: int, bucket: torch.Tensor) -> ProcessGroup | None:
     """Wait for the collective of a bucket; return its group, or None if nothing was sent."""
     group = group_of(ranks)
-    found = None if group is None else group.pending.pop(bucket.data_ptr(), None)
+    if group is None:
+        return None
+    if bucket.data_ptr() not in group.pending:
+        raise UsageError("no collective was started on this bucket", where=f"rank {group.rank}",
+                         fix="pass the result of the op that starts it, not a copy")  # fmt: skip
+    found = group.pending.pop(bucket.data_ptr())
     if found is None:
         return None
     found.wait()
@@ -206,11 +217,11 @@ def _wait(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     return run
 
 
-kernel("all_reduce_wait")(_wait)
-kernel("all_gather_wait")(_wait)
+_on_any_device("all_reduce_wait")(_wait)
+_on_any_device("all_gather_wait")(_wait)
 
 
-@kernel("reduce_scatter_wait")
+@_on_any_device("reduce_scatter_wait")
 def _reduce_scatter_wait(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     bucket, arriving = ins
 

@@ -30,14 +30,14 @@ def with_early_starts(order: np.ndarray, tables: PlanTables) -> np.ndarray:
     after: dict[int, int] = {}  # moved instruction -> the one that stays, and that it follows
     last = -1  # what the last instruction so far that talks to other ranks follows, or is
     for i, q in enumerate(ids):
-        known = OPS[instrs[q].op].traits
-        if known.starts:
+        known = OPS[instrs[q].op]
+        if known.traits.starts:
             feeding, at = _feeding(i, reads, traits), last
             for w in chain(reads[i], *(reads[f] for f in feeding)):
                 at = max(at, after.get(w, -1 if w in feeding else w))
             after |= {f: at for f in feeding if f > at and f not in after}
             last = after[i] = at
-        elif known.collective and not known.waits:
+        elif known.traits.collective and not known.traits.waits:
             last = i
     keys = [(after[i], 1, i) if i in after else (i, 0, i) for i in range(len(ids))]
     return order[[i for _, _, i in sorted(keys)]]
