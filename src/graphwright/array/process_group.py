@@ -116,16 +116,16 @@ class ProcessGroup:
 
     def send(self, x: torch.Tensor, to: int) -> Pending:
         """Send `x` to rank `to`."""
-        return self._begin("send", x.nbytes, lambda: torch_ranks.isend(_bytes(x), to))
+        return self._begin("send", x.nbytes, lambda: torch_ranks.isend(_bytes(x), to), together=False)
 
     def receive(self, x: torch.Tensor, source: int) -> Pending:
         """Overwrite `x` by what rank `source` sends."""
-        return self._begin("recv", 0, lambda: torch_ranks.irecv(_bytes(x), source))
+        return self._begin("recv", 0, lambda: torch_ranks.irecv(_bytes(x), source), together=False)
 
-    def _begin(self, what: str, sent: int, start: Callable[[], Any]) -> Pending:
+    def _begin(self, what: str, sent: int, start: Callable[[], Any], together: bool = True) -> Pending:
         if self._failure is not None:
             raise self._failure
-        if what not in ("send", "recv"):
+        if together:
             self.count += 1
             what = f"{what} (collective {self.count})"
         try:
