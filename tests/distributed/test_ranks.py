@@ -6,6 +6,7 @@ Processes start once for all tests of this file; `training_on_ranks` and `collec
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 import training_on_ranks as on_ranks
 
-from run_ranks import Ended, end_ranks, free_port, run_ranks
+from run_ranks import ROOT, Ended, end_ranks, free_port, run_ranks
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -177,7 +178,8 @@ def test_torchrun_starts_the_command(tmp_path):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     options = ["--text", "text.txt", "--steps", "2", "--batch", "4", "--window", "16", "--json", "--out", "trained"]
     command = [*launch, "-m", "graphwright", "train", "bundled", *options]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout)["steps"] == 2
     assert (tmp_path / "trained" / "model.safetensors").is_file()
