@@ -48,7 +48,8 @@ def train(
     from graphwright.models.open import create
     from graphwright.models.train import Trainer
 
-    distributed.setup(threads=threads or None)
+    distributed.setup(device=device, threads=threads or None)
+    device = f"{device}:{distributed.local_rank()}" if device == "cuda" and distributed.ranks() > 1 else device
     if life is not None and distributed.ranks() > 1:
         raise UsageError("a life is trained by one process", where="--life", got=f"{distributed.ranks()} ranks",
                          fix="use --state to resume a training of several ranks")  # fmt: skip
