@@ -12,7 +12,7 @@ import pytest
 SRC = Path(__file__).parents[1] / "src" / "graphwright"
 LEVELS = [
     {"errors", "native", "plugins", "progress", "report", "signatures"},
-    {"arguments", "builds", "files", "timing"},
+    {"arguments", "builds", "files", "timing", "workers"},
     {"safetensors", "settings"},
     {"graph"},
     {"patterns"},

@@ -99,8 +99,8 @@ def test_child_gets_the_first_possible_mutation(monkeypatch):
     order = ["kernel", "remove_skip", "optimizer", "widen"]  # neither images nor skips are there
     ranks = np.array([[names.index(n) for n in (*order, *(n for n in names if n not in order))]])
     monkeypatch.setattr("graphwright.evolve.layers.engine.tried", lambda *a: ranks)
-    child = run._child(0.0)
-    assert (child.birth.mutation, child.birth.training.optimizer) == ("optimizer", "sgd")
+    child = run._child(1, 0.0)
+    assert (child.change[0], child.newborn.training.optimizer) == ("optimizer", "sgd")
 
 
 def test_rates_can_be_set_by_name():

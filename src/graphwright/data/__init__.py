@@ -17,7 +17,7 @@ from graphwright.data.grids import ProceduralTasks, grids
 from graphwright.data.loader import DataLoader, Dataset, IterableDataset, TensorDataset, pad, stack
 from graphwright.data.replay import ReplayBuffer
 from graphwright.data.subset import ConcatDataset, Subset, random_split
-from graphwright.data.workers import WorkerError
+from graphwright.workers import WorkerError
 
 __all__ = [
     "AugmentedTasks", "ConcatDataset", "CorruptIdx", "DataLoader", "Dataset", "GridError", "GridTask", "GridTasks",

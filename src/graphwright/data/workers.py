@@ -6,10 +6,7 @@ outlives the loop that started it.
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from multiprocessing import get_context
@@ -22,14 +19,12 @@ import numpy as np
 from graphwright.array import DType, NDArray, from_numpy
 from graphwright.array.world import world
 from graphwright.autograd import Tensor
-from graphwright.errors import ComputeError, UsageError
+from graphwright.errors import UsageError
+from graphwright.workers import WorkerError
+from graphwright.workers.messages import portable, use_threads
 
 Batches = Callable[[int, int], Iterable[Any]]
 """`batches(w, n)`: every n-th batch from number w on."""
-
-
-class WorkerError(ComputeError):
-    """A worker process of a DataLoader ended early, or raised an error that cannot be sent to the parent."""
 
 
 def batches_of_workers(batches: Batches, count: int) -> Iterator[Any]:
@@ -84,9 +79,7 @@ def _work(end: Connection, inherited: list[Connection], batches: Batches, w: int
     for reading in inherited:
         reading.close()  # so that the death of the parent closes the pipe
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and ends its workers
-    os.environ["OMP_NUM_THREADS"] = "1"
-    if (backend := sys.modules.get("graphwright.array.cpu")) is not None:
-        backend.set_num_threads(1)  # a forked process has none of the threads of its parent
+    use_threads(1)  # a forked process has none of the threads of its parent
     with suppress(BrokenPipeError):  # the parent no longer reads
         try:
             for batch in batches(w, count):
@@ -95,24 +88,7 @@ def _work(end: Connection, inherited: list[Connection], batches: Batches, w: int
         except BrokenPipeError:
             raise
         except Exception as error:
-            end.send(("error", _portable(error, w)))
-
-
-def _portable(error: Exception, w: int) -> Exception:
-    """Return an error that survives the way to another process: itself, or a WorkerError with its text."""
-    note = f"in worker {w}:\n{''.join(traceback.format_exception(error))}"
-    try:
-        sent = ForkingPickler.dumps(error)
-        twin = ForkingPickler.loads(sent)  # pyright: ignore[reportAttributeAccessIssue]  # a function
-        if type(twin) is not type(error) or str(twin) != str(error):
-            raise ValueError(twin)
-        error.__cause__ = error.__context__ = None
-        error.with_traceback(None).add_note(note)
-        ForkingPickler.dumps(error)
-    except Exception:
-        error = WorkerError("a worker failed", where=f"worker {w}", got=f"{type(error).__name__}: {error}")
-        error.add_note(note)
-    return error
+            end.send(("error", portable(error, f"worker {w}")))
 
 
 def _array(bits: np.ndarray, kind: DType) -> NDArray:

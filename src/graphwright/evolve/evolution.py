@@ -12,6 +12,7 @@ from graphwright.evolve import saving, tasks
 from graphwright.evolve.errors import RegistryConflict, ResumeMismatch, TaskError
 from graphwright.evolve.layers.engine import LayerEvolution
 from graphwright.evolve.neurons.engine import NeuronEvolution
+from graphwright.evolve.run import Workers
 from graphwright.evolve.settings import NEAT, Layers, SavedSettings
 from graphwright.files import StrPath
 from graphwright.program import Program, load
@@ -44,39 +45,47 @@ class Evolution:
         start: `evolve.scalar()` (the default) or `evolve.blocks(program)`.
         settings: `NEAT(...)` or `Hybrid(...)` for neurons, `Layers(...)` for layers.
         seed: seed of all random numbers.
-        threads: number of threads of native calls; results do not depend on it.
+        threads: number of threads of native calls, and of each op when layers are trained: sums of more than 32,768
+            numbers depend on it in their last bits, nothing else does.
+        workers: workers that train and score candidates: a number of processes, "ray" or "ray://host:port", or a pool
+            of `graphwright.workers`, which stays open. Results do not depend on it. None for no workers.
     Raises: LimitTooSmall if the start exceeds the limits of the settings; TaskError if the task does not fit the start;
         UsageError for wrong settings.
     """
 
     @overload
     def __new__(
-        cls, task: Any, start: scalar | None = None, settings: NEAT | None = None, *, seed: int = 0, threads: int = 1
-    ) -> NeuronEvolution: ...
+        cls, task: Any, start: scalar | None = None, settings: NEAT | None = None, *, seed: int = 0, threads: int = 1,
+        workers: Workers = None,
+    ) -> NeuronEvolution: ...  # fmt: skip
     @overload
     def __new__(
-        cls, task: Any, start: blocks, settings: Layers | None = None, *, seed: int = 0, threads: int = 1
-    ) -> LayerEvolution: ...
-    def __new__(cls, task: Any, start: Any = None, settings: Any = None, *, seed: int = 0, threads: int = 1) -> Any:
+        cls, task: Any, start: blocks, settings: Layers | None = None, *, seed: int = 0, threads: int = 1,
+        workers: Workers = None,
+    ) -> LayerEvolution: ...  # fmt: skip
+    def __new__(
+        cls, task: Any, start: Any = None, settings: Any = None, *, seed: int = 0, threads: int = 1,
+        workers: Workers = None,
+    ) -> Any:  # fmt: skip
         """Create a `LayerEvolution` if `start` is `blocks(...)`, else a `NeuronEvolution`."""
         if not hasattr(task, "score"):
             raise TaskError("the first argument is not a task", got=repr(task)[:80],
                             expected="evolve.tasks.xor(), or an evolve.Task")  # fmt: skip
         if isinstance(start, blocks):
-            return LayerEvolution(task, start.program, settings, seed=seed, threads=threads)
+            return LayerEvolution(task, start.program, settings, seed=seed, threads=threads, workers=workers)
         if start is not None and not isinstance(start, scalar):
             raise UsageError("the argument `start` has the wrong type", got=repr(start)[:80],
                              expected="evolve.scalar() or evolve.blocks(program)")  # fmt: skip
-        return NeuronEvolution(task, settings, seed=seed, threads=threads)
+        return NeuronEvolution(task, settings, seed=seed, threads=threads, workers=workers)
 
 
-def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Any:
+def resume(directory: StrPath, task: Any = None, *, threads: int = 1, workers: Workers = None) -> Any:
     """Load a saved run so that it can continue.
 
     Args:
         directory: directory written by `Evolution.save`, or by the command line (whose subdirectory `state` is read).
         task: the task of the run; may be omitted for tasks that the command line knows by name.
-        threads: number of threads of native calls.
+        threads, workers: as for `Evolution`; they need not be those of the saved run.
     Raises: ResumeMismatch if the task or schema differs or a file is damaged (the error names an older saved state, if
         any); RegistryConflict if a gene was saved with two innovation numbers; UnreadableFile if there is no saved run.
     """
@@ -84,7 +93,7 @@ def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Any:
     folder = folder / "state" if (folder / "state" / "run.json").is_file() else folder
     content = saving.read_state(folder)
     try:
-        return _resumed(folder, content, task, threads)
+        return _resumed(folder, content, task, {"threads": threads, "workers": workers})
     except (ResumeMismatch, RegistryConflict, MissingExtra):
         raise
     except GraphwrightError as error:  # from an array or a saved program
@@ -96,7 +105,9 @@ def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Any:
         raise ResumeMismatch("run.json is damaged", where=folder, got=got, fix=saving.previous_state(folder)) from error
 
 
-def _resumed(folder: Path, content: Mapping[str, Any], task: Any, threads: int) -> NeuronEvolution | LayerEvolution:
+def _resumed(
+    folder: Path, content: Mapping[str, Any], task: Any, options: dict[str, Any]
+) -> NeuronEvolution | LayerEvolution:
     if task is None:
         if content["task"] not in tasks.TASKS:
             raise ResumeMismatch("no task was given, and the task of the saved run is not built in", where=folder,
@@ -109,7 +120,7 @@ def _resumed(folder: Path, content: Mapping[str, Any], task: Any, threads: int) 
         raise ResumeMismatch("the saved run belongs to a different task", where=folder, expected=content["task"],
                              got=f"{task.name} with different data, split or target" if same else task.name,
                              fix="pass the task that the run was saved with: same data, split and target")  # fmt: skip
-    settings, options = SavedSettings.from_json(content["settings"]), {"seed": content["seed"], "threads": threads}
+    settings, options = SavedSettings.from_json(content["settings"]), {"seed": content["seed"], **options}
     run: NeuronEvolution | LayerEvolution
     if isinstance(settings, Layers):
         run = LayerEvolution(task, load(folder / "start"), settings, **options)

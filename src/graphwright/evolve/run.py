@@ -22,6 +22,7 @@ from graphwright.files import StrPath, atomic_directory
 from graphwright.progress import Progress, ProgressCallback
 from graphwright.report import Report
 from graphwright.settings import Range
+from graphwright.workers import Pool, pool_of
 
 
 @dataclass(slots=True)
@@ -54,15 +55,22 @@ class Counters:
         self.environment += cost.seconds
 
 
+Workers = int | str | Pool | None
+"""The argument `workers` of runs: see `workers.pool_of`; None for no workers."""
+
+
 class EvolutionRun(ABC):
     """Base class of runs on neurons and on layers; see `Evolution` for the arguments."""
 
     RESULT: ClassVar[type[EvolutionResult]]
 
-    def __init__(self, task: Any, seed: int, threads: int) -> None:
+    def __init__(self, task: Any, seed: int, threads: int, workers: Workers = None) -> None:
         if type(seed) is not int or not 0 <= seed < 1 << 63:
             raise UsageError("the seed is not an int in range", expected="0 to 2⁶³ - 1", got=repr(seed))
         self.task, self.seed, self.threads = task, seed, threads
+        self._owns_pool = not isinstance(workers, Pool)
+        self.pool = None if workers is None else pool_of(workers)
+        """The workers that train and score candidates; None if this process does."""
         self.counters, self.generation = Counters(), 0
         self.log: list[Any] = []
         self.failures: list[str] = []
@@ -103,15 +111,19 @@ class EvolutionRun(ABC):
         began = perf_counter() - self.counters.seconds
         status: Status | None = None
         saved = -1
-        while status is None and (status := self._limit(*limits, aim)) is None:
-            self._advance(aim, max_generations, max_evaluations)
-            self.counters.seconds = perf_counter() - began
-            if progress is not None:
-                progress(self._progress(max_generations, max_evaluations))
-            if callback is not None and callback(self):
-                status = Status.CALLBACK_STOPPED
-            if save is not None and len(self.log) % save_every == 0:
-                saved = self._save(save, keep)
+        try:
+            while status is None and (status := self._limit(*limits, aim)) is None:
+                self._advance(aim, max_generations, max_evaluations)
+                self.counters.seconds = perf_counter() - began
+                if progress is not None:
+                    progress(self._progress(max_generations, max_evaluations))
+                if callback is not None and callback(self):
+                    status = Status.CALLBACK_STOPPED
+                if save is not None and len(self.log) % save_every == 0:
+                    saved = self._save(save, keep)
+        finally:
+            if self.pool is not None and self._owns_pool:
+                self.pool.close()
         if save is not None and saved != len(self.log):
             self._save(save, keep)
         return self.RESULT(self, self._limit(*limits, aim) or status, aim)

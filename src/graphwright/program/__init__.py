@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copyreg
+
 from graphwright.errors import GraphwrightError
 from graphwright.program import errors
 from graphwright.program.axes.axes import Axes, AxisGroup
@@ -18,6 +20,7 @@ from graphwright.program.errors import *  # noqa: F403
 from graphwright.program.files.load import load
 from graphwright.program.files.parameters import ParameterMismatch
 from graphwright.program.files.save import save
+from graphwright.program.files.sending import message
 from graphwright.program.formula import Formula, FormulaTooLarge, NoFormula
 from graphwright.program.gates import Gate, Gates
 from graphwright.program.op_graph import OpGraph, Value
@@ -28,6 +31,8 @@ from graphwright.program.selection import Selection
 from graphwright.program.state import State
 from graphwright.program.validate import AssemblyReport, Mismatch, validate
 from graphwright.program.weights import Weights
+
+copyreg.pickle(Program, message)  # programs can be sent to other processes
 
 _ERRORS = [n for n, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, GraphwrightError)]
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]

@@ -20,10 +20,11 @@ from graphwright.evolve.errors import LimitTooSmall, Status, TaskError, need
 from graphwright.evolve.gradient_paths import blocked_params, warn_of_blocked
 from graphwright.evolve.layers import train
 from graphwright.evolve.layers.candidate import GENES, Candidate, CandidateBirth, Moments, TrainingGenes, entry
+from graphwright.evolve.layers.trial import Newborn, Outcome, Trainer
 from graphwright.evolve.mutations.registry import MUTATIONS, MutationKind, name_parts, parts
 from graphwright.evolve.mutations.sizes import widths
 from graphwright.evolve.pareto import crowding, fronts, survivors
-from graphwright.evolve.run import EvolutionResult, EvolutionRun, cost, same_cases
+from graphwright.evolve.run import EvolutionResult, EvolutionRun, Workers, cost, same_cases
 from graphwright.evolve.saving import layer_content
 from graphwright.evolve.settings import Layers
 from graphwright.evolve.tasks.losses import LOSSES
@@ -32,7 +33,7 @@ from graphwright.program import Program, Transaction, replay
 from graphwright.program.cost import flops, parameters
 from graphwright.progress import Progress
 
-_DRAW, _APPLY, _TRAIN = 0, 1, 2  # purposes of random streams
+_DRAW, _APPLY = 0, 1  # purposes of random streams; 2 is that of training, see `trial`
 _MIN_GAIN = 1e-6
 _NOTHING = "no possible mutation"
 Parents = tuple[Candidate | None, Candidate | None]
@@ -109,6 +110,17 @@ class LayerResult(EvolutionResult):
 
 
 @dataclass(frozen=True, slots=True)
+class _Child:
+    """A child before its trial, its parents, (mutation, site, block), and what children of it inherit untrained."""
+
+    newborn: Newborn
+    parents: Parents
+    change: tuple[str, str, str]
+    untrained: Program | None
+    untrained_moments: Moments
+
+
+@dataclass(frozen=True, slots=True)
 class LayerGeneration:
     """A log entry: best and median metric, parameters of the best candidate, archive size, number of failures."""
 
@@ -126,8 +138,9 @@ class LayerEvolution(EvolutionRun):
     RESULT = LayerResult
 
     def __init__(
-        self, task: Any, start: Program, settings: Layers | None = None, *, seed: int = 0, threads: int = 1
-    ) -> None:
+        self, task: Any, start: Program, settings: Layers | None = None, *, seed: int = 0, threads: int = 1,
+        workers: Workers = None,
+    ) -> None:  # fmt: skip
         self.settings = s = settings or Layers()
         if not isinstance(s, Layers):
             raise UsageError("these settings are not for layers", got=type(s).__name__, expected="Layers(...)")
@@ -141,7 +154,7 @@ class LayerEvolution(EvolutionRun):
         sizes, expected = train.fits(task, start), (task.inputs, task.outputs)
         problem = "the inputs or outputs of the program do not match the task"
         need(sizes == expected, problem, where=start.name, expected=_sizes(expected), got=_sizes(sizes))
-        super().__init__(task, seed, threads)
+        super().__init__(task, seed, threads, workers)
         self.start = start
         try:
             self._fits(start)
@@ -159,32 +172,43 @@ class LayerEvolution(EvolutionRun):
         self.archive: list[Candidate] = []
         self.births: list[CandidateBirth] = []
         self.numbers: dict[tuple[str, str, int], str] = {}  # (mutation, site, count) -> name of the block
-        self.step_cache = train.StepCache()
+        self.trainer = Trainer(task, s, seed, threads)
         self.steady = 0
 
     # -- a generation ------------------------------------------------------------------------------------------------
     def _advance(self, aim: float | None, generations: int | None, evaluations: int | None) -> None:
-        if not self.members:
-            s = self.settings
-            training = TrainingGenes.of(s.lr, s.optimizer, self.task.loss)
-            born = [self._candidate(self.start.fork("start"), {}, training)]
-        else:
-            self.generation += 1
-            count = self.settings.population
-            left = count if evaluations is None else evaluations - self.counters.evaluations
-            done = max(self.counters.evaluations / evaluations if evaluations else 0.0,
-                       len(self.log) / generations if generations else 0.0)  # fmt: skip
-            born = [self._child(done) for _ in range(min(count, left))]
-        alive = [m for m in born if isinstance(m, Candidate)]
+        before = self.generation, dict(self.numbers), dict(self.counters.refused)
+        try:
+            born = self._breed(generations, evaluations)
+            outcomes = self.trainer.trials([child.newborn for child in born], self.pool)
+        except BaseException:  # such as Ctrl-C: a later call breeds the same children
+            self.generation, self.numbers, self.counters.refused = before
+            raise
+        found = [self._judge(*pair) for pair in zip(born, outcomes, strict=True)]
+        alive = [m for m in found if isinstance(m, Candidate)]
         self._check_failures(len(born), self.failures[len(self.failures) - len(born) + len(alive) :], "metric")
-        before = max((m.metric for m in self.members), default=-np.inf)
+        champion = max((m.metric for m in self.members), default=-np.inf)
         self._survive(alive)
         best = self.champion()
-        if best.metric > before + _MIN_GAIN:
+        if best.metric > champion + _MIN_GAIN:
             self.gained = self.generation
         values = [m.metric for m in self.members]
         self.log.append(LayerGeneration(self.generation, best.metric, float(np.median(values)), best.birth.params,
                                    len(self.archive), len(born) - len(alive)))  # fmt: skip
+
+    def _breed(self, generations: int | None, evaluations: int | None) -> list[_Child]:
+        """Return the children of the next generation, or the first candidate, before their trial."""
+        number = len(self.births)
+        if not self.members:
+            s = self.settings
+            training = TrainingGenes.of(s.lr, s.optimizer, self.task.loss)
+            return [self._conceived(number, self.start.fork("start"), {}, training)]
+        self.generation += 1
+        count = self.settings.population
+        left = count if evaluations is None else evaluations - self.counters.evaluations
+        done = max(self.counters.evaluations / evaluations if evaluations else 0.0,
+                   len(self.log) / generations if generations else 0.0)  # fmt: skip
+        return [self._child(number + k, done) for k in range(min(count, left))]
 
     def _reached(self, aim: float) -> bool:
         return any(m.metric >= aim for m in self.members)
@@ -202,15 +226,15 @@ class LayerEvolution(EvolutionRun):
         return None
 
     # -- one candidate -----------------------------------------------------------------------------------------------
-    def _child(self, done: float) -> Candidate | CandidateBirth:
-        s, rng = self.settings, self._stream(_DRAW)
+    def _child(self, number: int, done: float) -> _Child:
+        s, rng = self.settings, self._stream(_DRAW, number)
         fitter, other = self._parent(rng), None
         if rng.random() < s.crossover and len(self.members) > 1:
             second = self._parent(rng)
             if second is not fitter:
                 fitter, other = sorted((fitter, second), key=self.members.index)
         program, moments = fitter.heritage
-        program, training = program.fork(f"candidate {len(self.births)}"), fitter.birth.training
+        program, training = program.fork(f"candidate {number}"), fitter.birth.training
         if other is not None:
             moments, _ = cross(program, moments, *other.heritage, rng)
             genes = (training, other.birth.training)
@@ -219,9 +243,9 @@ class LayerEvolution(EvolutionRun):
             if training.optimizer != fitter.birth.training.optimizer:
                 training = replace(training, rate=other.birth.training.rate)
         opt = train.optimizer(program, fitter.birth.training, moments)
-        name, site, block, training = self._mutate(program, training, rng, done)
+        name, site, block, training = self._mutate(number, program, training, rng, done)
         moments = train.moments(opt) if training.optimizer == fitter.birth.training.optimizer else {}
-        return self._candidate(program, moments, training, (fitter, other), (name, site, block))
+        return self._conceived(number, program, moments, training, (fitter, other), (name, site, block))
 
     def rates(self, done: float) -> dict[str, float]:
         """Map each mutation to the weight with which it is drawn when the fraction `done` of the run is finished."""
@@ -234,7 +258,7 @@ class LayerEvolution(EvolutionRun):
         return {name: weight for name, weight in weights.items() if weight}
 
     def _mutate(
-        self, program: Program, training: TrainingGenes, rng: np.random.Generator, done: float
+        self, number: int, program: Program, training: TrainingGenes, rng: np.random.Generator, done: float
     ) -> tuple[str, str, str, TrainingGenes]:
         """Draw mutations by weight until one is possible, and apply it; impossible ones leave the program unchanged.
 
@@ -252,7 +276,7 @@ class LayerEvolution(EvolutionRun):
                 site = drawn if isinstance(drawn, str) else program.path(drawn)
                 block = self._block_name(kind.name, site, parts(program)) if kind.adds else ""
                 try:
-                    self.apply(program, kind, site, block, self._stream(_APPLY))
+                    self.apply(program, kind, site, block, self._stream(_APPLY, number))
                     return kind.name, site, block, training
                 except GraphwrightError:
                     self.counters.refuse(kind.name)
@@ -300,35 +324,33 @@ class LayerEvolution(EvolutionRun):
                 return name
         raise AssertionError("unreachable: one of the k + 1 names for k blocks is unused")
 
-    def _candidate(
-        self, program: Program, moments: Moments, training: TrainingGenes, parents: Parents = (None, None),
-        change: tuple[str, str, str] = ("", "", ""),
-    ) -> Candidate | CandidateBirth:  # fmt: skip
-        """Train and score a candidate; if that fails, return only its birth. `change` is (mutation, site, block)."""
-        s, number, failure, metric, loss = self.settings, len(self.births), "", None, float("inf")
-        untrained = program.fork(f"untrained {number}") if s.inherit == "baldwin" else None
+    def _conceived(
+        self, number: int, program: Program, moments: Moments, training: TrainingGenes,
+        parents: Parents = (None, None), change: tuple[str, str, str] = ("", "", ""),
+    ) -> _Child:  # fmt: skip
+        """Return a child before its trial. `change` is (mutation, site, block)."""
+        s = self.settings
         if s.steps and not self.warned and (blocked := blocked_params(program)):
             self.warned = True
-            warn_of_blocked(f"{self.task.name}, candidate {number}", blocked, stacklevel=4)
-        opt = train.optimizer(program, training, moments)
-        untrained_moments = train.moments(opt) if untrained is not None else {}
-        try:
-            self.counters.backward += train.batch_of(program, s, self.task) * s.steps * self.task.steps
-            train.fit(self.task, program, opt, training, s, self._stream(_TRAIN), self.step_cache)
-            self.counters.forward += len(self.task.valid.x) * self.task.steps
-            metric, loss = train.measure(self.task, program, self.task.valid)
-            if not np.isfinite(loss):
-                metric, failure = None, f"loss is {loss}"
-        except (GraphwrightError, FloatingPointError) as error:
-            failure = f"{type(error).__name__}: {error}"
-        self.counters.evaluations += 1
-        birth = self._birth(program, parents, change, training, metric, loss, failure)
+            warn_of_blocked(f"{self.task.name}, candidate {number}", blocked, stacklevel=5)
+        untrained = program.fork(f"untrained {number}") if s.inherit == "baldwin" else None
+        given = train.moments(train.optimizer(program, training, moments)) if untrained is not None else {}
+        return _Child(Newborn(number, program, training, moments), parents, change, untrained, given)
+
+    def _judge(self, child: _Child, outcome: Outcome) -> Candidate | CandidateBirth:
+        """Count and record a trial; return the candidate, or only its birth if it failed."""
+        s, one, counters, steps = self.settings, child.newborn, self.counters, self.task.steps
+        counters.evaluations += 1
+        counters.backward += train.batch_of(one.program, s, self.task) * s.steps * steps
+        counters.forward += len(self.task.valid.x) * steps if outcome.scored else 0
+        metric, loss = outcome.metric, outcome.loss
+        birth = self._birth(one.program, child.parents, child.change, one.training, metric, loss, outcome.failure)
         self.births.append(birth)
         if metric is None:
-            self.counters.failed += 1
-            self.failures.append(f"candidate {number} ({birth.what}): {failure}")
+            counters.failed += 1
+            self.failures.append(f"candidate {one.number} ({birth.what}): {outcome.failure}")
             return birth
-        return Candidate(birth, program, train.moments(opt), untrained, untrained_moments)
+        return Candidate(birth, one.program, outcome.moments, child.untrained, child.untrained_moments)
 
     def _birth(
         self, program: Program, parents: Parents, change: tuple[str, str, str], training: TrainingGenes,
@@ -441,9 +463,8 @@ class LayerEvolution(EvolutionRun):
         self.archive = kept
 
     # -- parts -------------------------------------------------------------------------------------------------------
-    def _stream(self, purpose: int, number: int | None = None) -> np.random.Generator:
-        key = (purpose << 40) + (len(self.births) if number is None else number)
-        return np.random.Generator(np.random.Philox(key=[self.seed, key]))
+    def _stream(self, purpose: int, number: int) -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(key=[self.seed, (purpose << 40) + number]))
 
     def _progress(self, generations: int | None, evaluations: int | None) -> Progress:
         line, c = self.log[-1], self.counters

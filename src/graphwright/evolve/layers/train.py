@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphwright.array import from_numpy
+from graphwright.array import NDArray, from_numpy
 from graphwright.autograd import Tensor
 from graphwright.evolve.layers.candidate import Moments, TrainingGenes
 from graphwright.evolve.settings import Layers
@@ -116,12 +117,17 @@ def fit(
     for _ in range(s.steps):
         rows = rng.choice(len(x), batch, replace=False)
         slot.step(*(array[rows] for array in data))
-    why = f"train {s.steps} steps"
-    with program.edit(why, author="evolution", tool="graphwright.evolve", keep_undo=False) as e:
-        for key in program.weights:
-            e.set_weight(key, slot.program.weights.array(key).to_numpy().copy())
+    adopt(program, {key: slot.program.weights.array(key).to_numpy().copy() for key in program.weights}, s.steps)
     restore(opt, moments(slot.opt))
     return s.steps * batch
+
+
+def adopt(program: Program, weights: Mapping[str, np.ndarray | NDArray], steps: int) -> None:
+    """Assign the weights that `steps` training steps gave, as one edit."""
+    why = f"train {steps} steps"
+    with program.edit(why, author="evolution", tool="graphwright.evolve", keep_undo=False) as e:
+        for key, value in weights.items():
+            e.set_weight(key, value)
 
 
 def _over_time(answer: Tensor, target: Tensor, counts: Tensor, loss: str) -> Tensor:

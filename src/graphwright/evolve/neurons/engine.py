@@ -19,7 +19,7 @@ from graphwright.evolve.neurons.genomes import Genome, columns_of, genome, minim
 from graphwright.evolve.neurons.lineage import Birth, IndividualKey, Lineage, ManualEdit, birth_text
 from graphwright.evolve.neurons.program import edited_genome, founder, inherited, numbered, untrained
 from graphwright.evolve.neurons.species import Breeder, Species, founding
-from graphwright.evolve.run import EvolutionResult, EvolutionRun, cost, same_cases
+from graphwright.evolve.run import EvolutionResult, EvolutionRun, Workers, cost, same_cases
 from graphwright.evolve.saving import neuron_content
 from graphwright.evolve.settings import NEAT
 from graphwright.evolve.tasks.task import Population, Scores, Task
@@ -151,12 +151,14 @@ class NeuronEvolution(EvolutionRun):
 
     RESULT = Result
 
-    def __init__(self, task: Any, settings: NEAT | None = None, *, seed: int = 0, threads: int = 1) -> None:
+    def __init__(
+        self, task: Any, settings: NEAT | None = None, *, seed: int = 0, threads: int = 1, workers: Workers = None
+    ) -> None:
         self.settings = s = settings or NEAT()
         if not isinstance(s, NEAT):
             raise UsageError("these settings are not for neurons", got=type(s).__name__,
                              expected="NEAT(...) or Hybrid(...)")  # fmt: skip
-        super().__init__(task, seed, threads)
+        super().__init__(task, seed, threads, workers)
         if s.train is not None and task.lesson is None:
             raise TaskError("the task has no data for gradient steps", where=task.name, fix="use NEAT() without train")
         links = (task.inputs + 1) * task.outputs
