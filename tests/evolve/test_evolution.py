@@ -361,7 +361,8 @@ def test_children_inherit_weights_according_to_the_setting(inherit):
     if inherit == "none":
         kept = run.genes.weight.copy()
         steps = run.settings.train.steps
-        run._train()
+        run._prepare()
+        run._scorer.score(run.genes, run.table, run.generation)
         assert (run.genes.steps[run.genes.steps > 0] == steps).all()  # redrawn, with new moments
         assert not np.array_equal(kept, run.genes.weight)
 

@@ -112,6 +112,7 @@ class EvolutionRun(ABC):
         status: Status | None = None
         saved = -1
         try:
+            self._check_workers()
             while status is None and (status := self._limit(*limits, aim)) is None:
                 self._advance(aim, max_generations, max_evaluations)
                 self.counters.seconds = perf_counter() - began
@@ -127,6 +128,11 @@ class EvolutionRun(ABC):
         if save is not None and saved != len(self.log):
             self._save(save, keep)
         return self.RESULT(self, self._limit(*limits, aim) or status, aim)
+
+    def _check_workers(self) -> None:
+        """Start the workers that the next generation needs. Raises: UsageError if they cannot load the task."""
+        if self.pool is not None and self._sends:
+            self.pool.map(_arrived, range(self.pool.size), self._shared)
 
     def _save(self, directory: StrPath, keep: int) -> int:
         """Save the run after rotating older states; return the number of saved generations."""
@@ -164,6 +170,16 @@ class EvolutionRun(ABC):
                                    expected=f"at most {born // 2} failures", got="; ".join(failures[:3]))  # fmt: skip
 
     # -- the parts of each kind of run --------------------------------------------------------------------------------
+    @property
+    @abstractmethod
+    def _shared(self) -> Any:
+        """The object that workers get once, with the task."""
+
+    @property
+    @abstractmethod
+    def _sends(self) -> bool:
+        """True if workers, if there are any, train and score the next generation."""
+
     @abstractmethod
     def _content(self, folder: Path) -> dict[str, Any]:
         """Write the arrays of the run to `folder`, and return its entries of `run.json`."""
@@ -182,6 +198,10 @@ class EvolutionRun(ABC):
 
     @abstractmethod
     def _progress(self, generations: int | None, evaluations: int | None) -> Progress: ...
+
+
+def _arrived(shared: Any, number: int) -> None:
+    """Do nothing, in a worker, which has loaded what the run shares."""
 
 
 class EvolutionResult(Report, ABC):

@@ -210,6 +210,14 @@ class LayerEvolution(EvolutionRun):
                    len(self.log) / generations if generations else 0.0)  # fmt: skip
         return [self._child(number + k, done) for k in range(min(count, left))]
 
+    @property
+    def _shared(self) -> Trainer:
+        return self.trainer
+
+    @property
+    def _sends(self) -> bool:
+        return True
+
     def _reached(self, aim: float) -> bool:
         return any(m.metric >= aim for m in self.members)
 

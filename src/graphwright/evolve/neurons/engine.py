@@ -18,6 +18,7 @@ from graphwright.evolve.gradient_paths import blocked_links, warn_of_blocked
 from graphwright.evolve.neurons.genomes import Genome, columns_of, genome, minimal, replaced, take
 from graphwright.evolve.neurons.lineage import Birth, IndividualKey, Lineage, ManualEdit, birth_text
 from graphwright.evolve.neurons.program import edited_genome, founder, inherited, numbered, untrained
+from graphwright.evolve.neurons.scoring import WORTH, Scorer
 from graphwright.evolve.neurons.species import Breeder, Species, founding
 from graphwright.evolve.run import EvolutionResult, EvolutionRun, Workers, cost, same_cases
 from graphwright.evolve.saving import neuron_content
@@ -170,6 +171,7 @@ class NeuronEvolution(EvolutionRun):
         self.genes, self.registry = minimal(task.inputs, task.outputs, s.population, s, seed)
         self.births = founders(s.population)
         self._table: Any = None
+        self._scorer = Scorer(task, s, seed, threads)
         self._nursery = Breeder(s, task.inputs, task.outputs, seed)
         if s.start == "random":
             self._burst(Breeder(founding(s), task.inputs, task.outputs, seed))
@@ -214,19 +216,13 @@ class NeuronEvolution(EvolutionRun):
     def table(self) -> Any:
         """The genomes of this generation in the form that native code runs; see `array.population.table`."""
         if self._table is None:
-            self._table = self._tabulate(self.genes)
+            self._table = self._scorer.tabulate(self.genes)
         return self._table
-
-    def _tabulate(self, genes: Any, *past: Any) -> Any:
-        from graphwright.array.population.table import tabulate
-
-        return tabulate(genes, self.task.inputs, self.task.outputs, *past)
 
     def population(self, genes: Any = None) -> Population:
         """Return genomes as a `Population`, which tasks score; by default the scored genes of this generation."""
-        table, genes = (self.table, self.scored) if genes is None else (self._tabulate(genes), genes)
-        return Population(genes, table, self.task.outputs, self.settings.output == "identity", self.seed,
-                          self.generation, self.threads, lambda g: self.program(genes, g))  # fmt: skip
+        table, genes = (self.table, self.scored) if genes is None else (self._scorer.tabulate(genes), genes)
+        return self._scorer.population(genes, table, self.generation)
 
     def program(self, genes: Any, g: int) -> Any:
         """Build genome `g` of the population `genes` as a Program without history."""
@@ -300,9 +296,13 @@ class NeuronEvolution(EvolutionRun):
     def _evaluate(self, aim: float | None) -> None:
         s, count = self.settings, self.settings.population
         if s.train is not None:
-            self._train()
-        population = self.population()
-        scores: Scores = self.task.score(population)
+            self._prepare()
+        if self.pool is not None and self._sends:
+            scores = self._scorer.by_workers(self.scored, self.generation, self.pool)
+        else:
+            scores = self._scorer.score(self.scored, self.table, self.generation)
+        if s.train is not None:
+            self.counters.backward += count * s.train.steps * self.task.lesson().cases.count * self.task.steps
         fitness, metric, finite = scores.fitness, scores.metric, np.isfinite(scores.fitness)
         scored = fitness
         if not finite.all():
@@ -357,13 +357,17 @@ class NeuronEvolution(EvolutionRun):
                 self.lineage.pinned.add(self.solution)
                 return
 
-    def _train(self) -> None:
-        """Train all genomes by gradient steps; for `inherit` "baldwin" train copies, for "none" redraw weights."""
-        from graphwright.array.population.runner import fit
+    @property
+    def _shared(self) -> Scorer:
+        return self._scorer
 
-        s, count = self.settings, self.settings.population
-        assert s.train is not None
-        genes = self.genes
+    @property
+    def _sends(self) -> bool:
+        return self._scorer.foreign or self._scorer.seconds >= WORTH
+
+    def _prepare(self) -> None:
+        """Prepare genes for training: for `inherit` "baldwin" copy them, for "none" redraw weights."""
+        s, genes = self.settings, self.genes
         if not self.warned and len(blocked := blocked_links(genes, self.task.inputs, self.task.outputs)):
             self.warned = True
             of = np.searchsorted(genes.link_off, blocked, "right") - 1
@@ -378,10 +382,6 @@ class NeuronEvolution(EvolutionRun):
             genes.weight[:] = rng.normal(size=len(genes.weight)) * scale
             for moments in (genes.first, genes.second, genes.steps):
                 moments[:] = 0
-        lesson = self.task.lesson()
-        steps = np.full(count, s.train.steps, np.int64)
-        fit(self.table, genes, lesson, steps, np.full(count, s.train.lr), s.train.clip, self.threads)
-        self.counters.backward += count * s.train.steps * lesson.cases.count * lesson.cases.steps
 
     @property
     def scored(self) -> Any:
@@ -394,13 +394,14 @@ class NeuronEvolution(EvolutionRun):
         from graphwright.array.population.table import Past
 
         assert self.fitness is not None
-        s, silent, table = self.settings, self.generation - self.gained, self.table
+        s, silent, table = self.settings, self.generation - self.gained, self._table
         chosen = representatives(self.species.of, len(self.species), self.seed, self.generation)
         old = self.genes
         self.genes, self.births, self.registry = self._nursery.children(
             old, self.fitness, self.species, self.registry, self.generation + 1, silent
         )
-        self._table = self._tabulate(self.genes, Past(old, table, self.births.fitter_parent))
+        past = () if table is None else (Past(old, table, self.births.fitter_parent),)
+        self._table = None if self.pool is not None and self._sends else self._scorer.tabulate(self.genes, *past)
         for name, count in zip(MUTATIONS, self.births.refused.tolist(), strict=True):
             if count:
                 self.counters.refuse(name, count)

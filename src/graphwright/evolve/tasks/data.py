@@ -22,12 +22,14 @@ def xor() -> Task:
     Source: Stanley and Miikkulainen 2002, section 4.1.
     """
     x = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
-    y = np.array([0.0, 1.0, 1.0, 0.0])
+    return Task(x, _XOR, "bce", fitness_batch=_xor_fitness, split="same", target=1.0, name="xor")
 
-    def fitness(answers: np.ndarray) -> np.ndarray:
-        return (4.0 - np.abs(answers[..., 0] - y).sum(1)) ** 2
 
-    return Task(x, y, "bce", fitness_batch=fitness, split="same", target=1.0, name="xor")
+_XOR = np.array([0.0, 1.0, 1.0, 0.0])
+
+
+def _xor_fitness(answers: np.ndarray) -> np.ndarray:
+    return (4.0 - np.abs(answers[..., 0] - _XOR).sum(1)) ** 2
 
 
 def parity(bits: int = 8, seed: int = 0) -> Task:

@@ -59,6 +59,11 @@ class Episodes:
         self.names = names or tuple(f"x{i}" for i in range(self.inputs))
         self.metric, self.test_reads = "return", 0
 
+    @property
+    def foreign(self) -> bool:
+        """True if the environment is not one of this module; see `Scorer.foreign`."""
+        return not isinstance(self.environment, CartPole | DoublePole)
+
     def hash(self) -> str:
         """Return a hash of everything that determines scores; the current state of episodes does not."""
         rules = {name: value for name, value in vars(self.environment).items() if name != "state"}
@@ -140,6 +145,9 @@ class Gymnasium:
 
     def __repr__(self) -> str:
         return f"Gymnasium({self.name})"
+
+    def __reduce__(self) -> tuple[type[Gymnasium], tuple[str]]:
+        return Gymnasium, (self.name,)
 
     def begin(self, seeds: np.ndarray, genomes: int) -> np.ndarray:
         """Start one episode per genome and seed; return observations [genomes, episodes, inputs]."""

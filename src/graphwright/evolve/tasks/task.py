@@ -188,8 +188,8 @@ class Task:
         loss: "mse", "bce" (binary cross entropy) or "cross_entropy"; training minimises it.
         metric: "accuracy" or "r2", computed at the last step of a sequence; `target` is compared with it.
         fitness: function of one genome, given as a Program, that returns its fitness; flexible but slow.
-        fitness_batch: function of the outputs [G, N, outputs] of a generation for the validation cases that returns the
-            fitness [G]. By default the fitness is minus the loss.
+        fitness_batch: function of the outputs [G, N, outputs] of some genomes for the validation cases that returns the
+            fitness [G]; each entry depends on one genome. By default the fitness is minus the loss.
         split: fractions for training, validation and test, stratified by class; "same" to use all cases for all three.
         target: value of the metric at which a run ends.
         lengths: number of steps of each sequence, [N].
@@ -272,6 +272,15 @@ class Task:
             self.train, self.valid, self._test = (replace(p, x=self._finite(self.network_inputs(p.x))) for p in parts)
         self.test_reads = 0
         self._cases: dict[str, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is sent to another process: everything but the data in the layout of native code."""
+        return {**vars(self), "_cases": {}}
+
+    @property
+    def foreign(self) -> bool:
+        """True if a fitness function of the user's is called per genome; see `Scorer.foreign`."""
+        return self.fitness is not None
 
     @property
     def steps(self) -> int:
