@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 from graphwright.cli.common import Command, Output, Overwrite, Seed, argument, bar, flag, option
@@ -30,6 +32,9 @@ def evolve(
     overwrite: Overwrite = False,
     save_every: Annotated[int, option("N", "Generations between two saved states.", min=1)] = 10,
     seeds: Annotated[int | None, option("N", "Run from N seeds and report distributions.", min=1)] = None,
+    workers: Annotated[
+        str | None, option("N", "Train and score by N processes, or on Ray: ray or ray://host:port.")
+    ] = None,
     lineage: Annotated[bool, flag("--lineage", "Print the ancestors of the champion.")] = False,
     seed: Seed = 0,
     *,
@@ -38,10 +43,12 @@ def evolve(
     """Evolve a network for a task by NEAT.
 
     --hybrid also trains genomes by gradients. With --out the run is saved and may be killed at any time; --resume
-    continues it with identical results. --seeds reports how often the search succeeds, and how much it costs.
+    continues it with identical results. --seeds reports how often the search succeeds, and how much it costs. Results
+    do not depend on --workers.
     """
     from graphwright import evolve as ev
     from graphwright.files import writing
+    from graphwright.workers import pool_of
 
     if task is not None and own is not None:
         raise UsageError("TASK and --task are both given", got=f"{task} and --task {own}", fix="give one of them")
@@ -49,6 +56,8 @@ def evolve(
     if seeds is not None and (resume is not None or out is not None):
         raise UsageError("cannot save or resume runs from several seeds", got="--seeds with --out or --resume",
                          fix="--seed N --out DIR for one of them")  # fmt: skip
+    if workers is not None:
+        pool_of(workers)  # refuses other values before anything is written
     if out is not None and (resume is None or not resume.resolve().is_relative_to(out.resolve())):
         _clear(out, overwrite)
     if resume is not None:
@@ -57,7 +66,7 @@ def evolve(
         if any(asked.values()):
             raise UsageError("cannot change the settings or the seed of a saved run", where=resume,
                              got=", ".join(name for name, given in asked.items() if given))  # fmt: skip
-        run: Any = ev.resume(resume, given, threads=threads or 1)
+        run: Any = ev.resume(resume, given, threads=threads or 1, workers=workers)
         out = out or resume
     elif given is None:
         known = f"{', '.join(ev.tasks.TASKS)}, a file.csv, or --task FILE.py"
@@ -67,10 +76,10 @@ def evolve(
         start, settings = _search(given, changes, layers, hybrid, delays)
         if seeds is not None:
             found = ev.over_seeds(given, start, settings, seeds=range(seed, seed + seeds), threads=threads or 1,
-                                  test=not isinstance(given.split, str), max_generations=generations,
-                                  max_evaluations=evaluations)  # fmt: skip
+                                  workers=workers, test=not isinstance(given.split, str),
+                                  max_generations=generations, max_evaluations=evaluations)  # fmt: skip
             return Output(found.to_json(), str(found))
-        run = ev.Evolution(given, start, settings, seed=seed, threads=threads or 1)
+        run = ev.Evolution(given, start, settings, seed=seed, threads=threads or 1, workers=workers)
     state = None if out is None else out / "state"
     if out is not None:
         with writing(out):
@@ -133,13 +142,12 @@ def _task(task: str, target: str | None) -> Any:
 
 def _task_of_file(path: Path) -> Any:
     """Load the task that a Python file defines. Raises: UsageError if the file is missing, fails or defines no task."""
-    from runpy import run_path
     from traceback import extract_tb
 
     if not path.is_file():
         raise UsageError("the task file does not exist", where=path)
     try:
-        made = run_path(str(path)).get("task")
+        made = vars(_module(path)).get("task")
         made = made() if callable(made) else made
     except Exception as error:
         lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(path)]
@@ -149,6 +157,21 @@ def _task_of_file(path: Path) -> Any:
         raise UsageError("the task file defines no task", where=path, got=type(made).__name__,
                          expected="task = evolve.Task(...), or def task(): return evolve.Task(...)")  # fmt: skip
     return made
+
+
+def _module(path: Path) -> ModuleType:
+    """Run a Python file as a module, which worker processes can import by its name unless another one has it."""
+    module = ModuleType(path.stem)
+    module.__file__ = str(path)
+    if sys.modules.setdefault(path.stem, module) is module:
+        sys.path.insert(0, str(path.resolve().parent))
+    try:
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+    except BaseException:
+        if sys.modules.get(path.stem) is module:
+            del sys.modules[path.stem]
+        raise
+    return module
 
 
 def _search(task: Any, changes: dict[str, Any], layers: bool, hybrid: bool, delays: bool) -> tuple[Any, Any]:

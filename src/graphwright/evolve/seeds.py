@@ -13,9 +13,10 @@ import numpy as np
 from graphwright.arguments import checked
 from graphwright.errors import UsageError
 from graphwright.evolve.evolution import Evolution, blocks, scalar
-from graphwright.evolve.run import same_cases
+from graphwright.evolve.run import Workers, same_cases
 from graphwright.progress import Progress, ProgressCallback
 from graphwright.report import Report, plain
+from graphwright.workers import Failed, WorkerError, pool_of
 
 _Z = 1.959963984540054  # half-width of the two-sided 95 % interval of a normal distribution
 _FIGURES = (
@@ -107,11 +108,39 @@ def _digits(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Sweep:
+    """The arguments of `over_seeds` that all runs share; `limits` are those of `Evolution.run`."""
+
+    task: Any
+    start: scalar | blocks | None
+    settings: Any
+    threads: int
+    test: bool
+    limits: Mapping[str, Any]
+
+
+def _one_run(sweep: _Sweep, seed: int) -> dict[str, Any]:
+    """Run evolution from one seed, and return its report."""
+    task = sweep.task(seed) if callable(sweep.task) else sweep.task
+    reads = task.test_reads
+    run: Any = Evolution(task, sweep.start, sweep.settings, seed=seed, threads=sweep.threads)  # type: ignore[arg-type]  # either kind
+    result = run.run(**sweep.limits)
+    if not result.evolution.log:
+        raise UsageError("a run ended before its first generation", where=f"seed {seed}", fix="raise the limits")
+    facts = result.to_json()
+    facts["test_reads"] -= reads
+    if sweep.test:
+        facts["metric"]["test"] = result.test()
+    return facts
+
+
 @checked
 def over_seeds(
     task: Any, start: scalar | blocks | None = None, settings: Any = None, *, seeds: int | Iterable[int] = 20,
-    test: bool = False, threads: int = 1, progress: ProgressCallback | None = None, max_generations: int | None = None,
-    max_evaluations: int | None = None, max_seconds: float | None = None, target: float | None = None,
+    test: bool = False, threads: int = 1, workers: Workers = None, progress: ProgressCallback | None = None,
+    max_generations: int | None = None, max_evaluations: int | None = None, max_seconds: float | None = None,
+    target: float | None = None,
 ) -> Seeds:  # fmt: skip
     """Run evolution once per seed, and return the reports.
 
@@ -120,28 +149,37 @@ def over_seeds(
         start, settings, threads: arguments of `Evolution`.
         seeds: the seeds, or a number n for the seeds 0 to n - 1.
         test: also compute the metric of each champion on the test cases.
+        workers: workers that each do whole runs; see `Evolution`.
         progress: called with the progress after every run.
         max_generations, max_evaluations, max_seconds, target: arguments of `Evolution.run`.
-    Raises: errors of `Evolution` and of its `run`; UsageError if there is no seed, or if a run makes no generation.
+    Raises: errors of `Evolution` and of its `run`; UsageError if there is no seed, or if a run makes no generation;
+        WorkerError if the worker of a run died or was late twice.
     """
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not numbers:
         raise UsageError("no seeds were given", where="over_seeds", expected="at least one seed", fix="seeds=20")
-    reports: list[Mapping[str, Any]] = []
-    for k, seed in enumerate(numbers):
-        made = task(seed) if callable(task) else task
-        run: Any = Evolution(made, start, settings, seed=seed, threads=threads)  # type: ignore[arg-type]  # either kind
-        result = run.run(max_generations, max_evaluations, max_seconds, target=target)
-        if not result.evolution.log:
-            raise UsageError("a run ended before its first generation", where=f"seed {seed}", fix="raise the limits")
-        facts = result.to_json()
-        if test:
-            facts["metric"]["test"] = result.test()
-        reports.append(facts)
+    limits = {"max_generations": max_generations, "max_evaluations": max_evaluations, "max_seconds": max_seconds,
+              "target": target}  # fmt: skip
+    sweep, ended = _Sweep(task, start, settings, threads, test, limits), list[Any]()
+
+    def each(k: int, facts: Any) -> None:
+        if isinstance(facts, Failed):
+            raise WorkerError("a run has no result", where=f"seed {numbers[k]}", got=facts.reason)
+        ended.append(facts)
         if progress is not None:
-            solved = sum(r["status"] == "TargetReached" for r in reports)
-            progress(Progress("seeds", k + 1, len(numbers), {"solved": float(solved)}))
-    return Seeds(tuple(reports))
+            solved = sum(r["status"] == "TargetReached" for r in ended)
+            progress(Progress("seeds", len(ended), len(numbers), {"solved": float(solved)}))
+
+    if workers is None:
+        for k, seed in enumerate(numbers):
+            each(k, _one_run(sweep, seed))
+        return Seeds(tuple(ended))
+    pool = pool_of(workers)
+    try:
+        return Seeds(tuple(pool.map(_one_run, numbers, sweep, each=each)))
+    finally:
+        if pool is not workers:
+            pool.close()
 
 
 def _number(value: Any) -> float:

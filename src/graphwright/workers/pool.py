@@ -36,8 +36,9 @@ class Pool(Protocol):
         ...
 
     def map(
-        self, function: Callable[[Any, Any], Any], items: Sequence[Any], common: Any = None, *, retries: int = 1
-    ) -> list[Any]:
+        self, function: Callable[[Any, Any], Any], items: Sequence[Any], common: Any = None, *, retries: int = 1,
+        each: Callable[[int, Any], object] | None = None,
+    ) -> list[Any]:  # fmt: skip
         """Return `[function(common, item) for item in items]`, with `Failed` where a worker died or took too long.
 
         Args:
@@ -46,6 +47,7 @@ class Pool(Protocol):
             common: an argument of all tasks. A worker receives it once and keeps it until `map` is called with another
                 object; `function` may store what it derives in it.
             retries: how often a task is given out again after its worker died or took too long.
+            each: called in this process with index and result of each task, in the order in which they end.
         Raises: UsageError if something cannot be sent to a worker; WorkerError if workers do not start; the error of
             the first task, by index, whose call raised one, with the traceback of the worker as a note.
         """

@@ -109,15 +109,16 @@ class Processes:
         return [w.process.pid for w in self._workers if w.process.pid is not None]
 
     def map(
-        self, function: Callable[[Any, Any], Any], items: Sequence[Any], common: Any = None, *, retries: int = 1
-    ) -> list[Any]:
+        self, function: Callable[[Any, Any], Any], items: Sequence[Any], common: Any = None, *, retries: int = 1,
+        each: Callable[[int, Any], object] | None = None,
+    ) -> list[Any]:  # fmt: skip
         """Return `[function(common, item) for item in items]`; see `Pool.map`."""
         name = getattr(function, "__qualname__", repr(function))
         if self._key == 0 or common is not self._common:
             self._bytes = packed(common, f"the common argument of {name}")
             self._key, self._common = self._key + 1, common
         tasks = [packed((function, item), f"task {i} of {name}") for i, item in enumerate(items)]
-        call = _Call(tasks, retries)
+        call = _Call(tasks, retries, each)
         try:
             while call.left:
                 self._give(call)
@@ -185,10 +186,10 @@ class Processes:
             return
         index, worker.task = worker.task, None
         assert index is not None
-        call.left -= 1
         if kind == "done":
-            call.results[index] = value
+            call.end(index, value)
         else:
+            call.left -= 1
             call.errors[index] = value
             earlier = deque(i for i in call.waiting if i < index)  # which may raise, too
             call.left -= len(call.waiting) - len(earlier)
@@ -208,8 +209,7 @@ class Processes:
         if call.attempts[index] <= call.retries:
             call.waiting.append(index)
         else:
-            call.results[index] = Failed(reason)
-            call.left -= 1
+            call.end(index, Failed(reason))
 
     def _remove(self, worker: _Worker) -> int | None:
         self._workers.remove(worker)
@@ -224,12 +224,19 @@ class _Call:
         attempts: per task, how many workers were lost with it; starts: workers lost before they were ready, in a row.
     """
 
-    def __init__(self, tasks: list[bytes], retries: int) -> None:
-        self.tasks, self.retries = tasks, retries
+    def __init__(self, tasks: list[bytes], retries: int, each: Callable[[int, Any], object] | None) -> None:
+        self.tasks, self.retries, self.each = tasks, retries, each
         self.waiting, self.left = deque(range(len(tasks))), len(tasks)
         self.results: list[Any] = [None] * len(tasks)
         self.errors: dict[int, Exception] = {}
         self.attempts, self.starts = [0] * len(tasks), 0
+
+    def end(self, index: int, result: Any) -> None:
+        """Note the result of a task."""
+        self.results[index] = result
+        self.left -= 1
+        if self.each is not None:
+            self.each(index, result)
 
 
 def _end_all(workers: list[_Worker], parent: int) -> None:
