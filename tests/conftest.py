@@ -57,6 +57,7 @@ NEEDS = {
     "browser": ("a system Chromium (make chromium)", lambda: CHROMIUM is not None),
     "gpu": ("a CUDA device", _gpu),
     "triton": ("Triton (scripts/triton.sh)", lambda: APART.is_dir() or find_spec("triton") is not None),
+    "ray": ("Ray (pip install ray)", lambda: find_spec("ray") is not None),
     "linux": ("Linux", lambda: sys.platform == "linux"),
     "deep": ("HYPOTHESIS_PROFILE=deep", lambda: os.environ.get("HYPOTHESIS_PROFILE") == "deep"),
 }

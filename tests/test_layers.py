@@ -33,6 +33,7 @@ ONLY_IN = {
     "torch": {"array", "patterns", "models/importing"},  # patterns: only to make block masks of FlexAttention
     "triton": {"array"},
     "numba": {"native", "array", "plan"},
+    "ray": {"workers"},
     "transformers": {"models"},
     "tokenizers": {"models"},
     "onnx": {"models"},

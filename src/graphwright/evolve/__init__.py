@@ -26,17 +26,18 @@ from graphwright.evolve.neurons import genomes as islands
 from graphwright.evolve.neurons import program
 from graphwright.evolve.neurons.engine import Individual, NeuronEvolution, Result
 from graphwright.evolve.neurons.genomes import Genome, LinkGene, NodeGene
+from graphwright.evolve.neurons.island_run import IslandEvolution, IslandResult
 from graphwright.evolve.neurons.lineage import Birth, IndividualKey, Lineage
 from graphwright.evolve.neurons.program import PopulationPlan
 from graphwright.evolve.seeds import Seeds, over_seeds
-from graphwright.evolve.settings import NEAT, Hybrid, Layers, Pareto, Train
+from graphwright.evolve.settings import NEAT, Hybrid, Islands, Layers, Pareto, Train
 from graphwright.evolve.tasks import Head, Task
 
 __all__ = [
     "NEAT", "Birth", "Candidate", "CandidateBirth", "EvaluationFailed", "Evolution", "Genome", "Head", "Hybrid",
-    "Individual", "IndividualKey", "LayerEvolution", "LayerResult", "Layers", "LimitTooSmall", "Lineage",
-    "LinkGene", "NeuronEvolution", "NoGradientPath", "NodeGene", "NoisyFitness", "Pareto", "PopulationPlan",
-    "RegistryConflict", "Result", "ResumeMismatch", "Seeds", "Status", "Task", "TaskError", "Train",
-    "TrainingGenes", "blocks", "islands", "load_best", "mutation", "mutations", "over_seeds", "pareto", "pictures",
-    "program", "resume", "scalar", "tasks",
+    "Individual", "IndividualKey", "IslandEvolution", "IslandResult", "Islands", "LayerEvolution", "LayerResult",
+    "Layers", "LimitTooSmall", "Lineage", "LinkGene", "NeuronEvolution", "NoGradientPath", "NodeGene",
+    "NoisyFitness", "Pareto", "PopulationPlan", "RegistryConflict", "Result", "ResumeMismatch", "Seeds", "Status",
+    "Task", "TaskError", "Train", "TrainingGenes", "blocks", "islands", "load_best", "mutation", "mutations",
+    "over_seeds", "pareto", "pictures", "program", "resume", "scalar", "tasks",
 ]  # fmt: skip

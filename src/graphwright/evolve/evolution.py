@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
-from graphwright.errors import GraphwrightError, MissingExtra, UsageError
+from graphwright.errors import GraphwrightError, MissingExtra, UsageError, shown
 from graphwright.evolve import saving, tasks
 from graphwright.evolve.errors import RegistryConflict, ResumeMismatch, TaskError
 from graphwright.evolve.layers.engine import LayerEvolution
 from graphwright.evolve.neurons.engine import NeuronEvolution
+from graphwright.evolve.neurons.island_run import IslandEvolution
 from graphwright.evolve.run import Workers
-from graphwright.evolve.settings import NEAT, Layers, SavedSettings
+from graphwright.evolve.settings import NEAT, Islands, Layers, SavedSettings
 from graphwright.files import StrPath
 from graphwright.program import Program, load
 
@@ -38,7 +39,7 @@ class blocks:
 
 
 class Evolution:
-    """A run of evolution on one task: a `NeuronEvolution` or a `LayerEvolution`, depending on the start.
+    """A run of evolution on one task: a `NeuronEvolution`, an `IslandEvolution` of several, or a `LayerEvolution`.
 
     Args:
         task: a task such as `evolve.tasks.xor()`, or a `Task` of your own.
@@ -49,6 +50,7 @@ class Evolution:
             numbers depend on it in their last bits, nothing else does.
         workers: workers that train and score candidates: a number of processes, "ray" or "ray://host:port", or a pool
             of `graphwright.workers`, which stays open. Results do not depend on it. None for no workers.
+        islands: populations that evolve apart and exchange genomes; None for one population.
     Raises: LimitTooSmall if the start exceeds the limits of the settings; TaskError if the task does not fit the start;
         UsageError for wrong settings.
     """
@@ -56,8 +58,13 @@ class Evolution:
     @overload
     def __new__(
         cls, task: Any, start: scalar | None = None, settings: NEAT | None = None, *, seed: int = 0, threads: int = 1,
-        workers: Workers = None,
+        workers: Workers = None, islands: None = None,
     ) -> NeuronEvolution: ...  # fmt: skip
+    @overload
+    def __new__(
+        cls, task: Any, start: scalar | None = None, settings: NEAT | None = None, *, seed: int = 0, threads: int = 1,
+        workers: Workers = None, islands: Islands,
+    ) -> IslandEvolution: ...  # fmt: skip
     @overload
     def __new__(
         cls, task: Any, start: blocks, settings: Layers | None = None, *, seed: int = 0, threads: int = 1,
@@ -65,18 +72,24 @@ class Evolution:
     ) -> LayerEvolution: ...  # fmt: skip
     def __new__(
         cls, task: Any, start: Any = None, settings: Any = None, *, seed: int = 0, threads: int = 1,
-        workers: Workers = None,
+        workers: Workers = None, islands: Islands | None = None,
     ) -> Any:  # fmt: skip
         """Create a `LayerEvolution` if `start` is `blocks(...)`, else a `NeuronEvolution`."""
         if not hasattr(task, "score"):
             raise TaskError("the first argument is not a task", got=repr(task)[:80],
                             expected="evolve.tasks.xor(), or an evolve.Task")  # fmt: skip
+        if islands is not None and (isinstance(start, blocks) or not isinstance(islands, Islands)):
+            what = "the argument `islands` has the wrong type, or the run is on layers"
+            raise UsageError(what, got=shown(islands), expected="evolve.Islands(...) for a run on neurons")
         if isinstance(start, blocks):
             return LayerEvolution(task, start.program, settings, seed=seed, threads=threads, workers=workers)
         if start is not None and not isinstance(start, scalar):
             raise UsageError("the argument `start` has the wrong type", got=repr(start)[:80],
                              expected="evolve.scalar() or evolve.blocks(program)")  # fmt: skip
-        return NeuronEvolution(task, settings, seed=seed, threads=threads, workers=workers)
+        options: dict[str, Any] = {"seed": seed, "threads": threads, "workers": workers}
+        if islands is not None:
+            return IslandEvolution(task, settings, islands, **options)
+        return NeuronEvolution(task, settings, **options)
 
 
 def resume(directory: StrPath, task: Any = None, *, threads: int = 1, workers: Workers = None) -> Any:
@@ -107,7 +120,7 @@ def resume(directory: StrPath, task: Any = None, *, threads: int = 1, workers: W
 
 def _resumed(
     folder: Path, content: Mapping[str, Any], task: Any, options: dict[str, Any]
-) -> NeuronEvolution | LayerEvolution:
+) -> NeuronEvolution | LayerEvolution | IslandEvolution:
     if task is None:
         if content["task"] not in tasks.TASKS:
             raise ResumeMismatch("no task was given, and the task of the saved run is not built in", where=folder,
@@ -121,8 +134,11 @@ def _resumed(
                              got=f"{task.name} with different data, split or target" if same else task.name,
                              fix="pass the task that the run was saved with: same data, split and target")  # fmt: skip
     settings, options = SavedSettings.from_json(content["settings"]), {"seed": content["seed"], **options}
-    run: NeuronEvolution | LayerEvolution
-    if isinstance(settings, Layers):
+    run: NeuronEvolution | LayerEvolution | IslandEvolution
+    if "islands" in content:
+        run = IslandEvolution(task, settings, Islands(**content["islands"]), **options)
+        saving.restore_islands(run, folder, content)
+    elif isinstance(settings, Layers):
         run = LayerEvolution(task, load(folder / "start"), settings, **options)
         saving.restore_layers(run, folder, content)
     else:
@@ -135,7 +151,7 @@ def _resumed(
 def load_best(directory: StrPath, task: Any = None) -> Any:
     """Load the champion of a saved run: an `Individual` of a run on neurons, or a `Candidate` of a run on layers."""
     run = resume(directory, task)
-    if isinstance(run, LayerEvolution):
+    if not isinstance(run, NeuronEvolution):
         return run.champion()
     key = run.solution or run.best
     if key is None:

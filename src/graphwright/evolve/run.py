@@ -114,13 +114,14 @@ class EvolutionRun(ABC):
         try:
             self._check_workers()
             while status is None and (status := self._limit(*limits, aim)) is None:
+                done = len(self.log)
                 self._advance(aim, max_generations, max_evaluations)
                 self.counters.seconds = perf_counter() - began
                 if progress is not None:
                     progress(self._progress(max_generations, max_evaluations))
                 if callback is not None and callback(self):
                     status = Status.CALLBACK_STOPPED
-                if save is not None and len(self.log) % save_every == 0:
+                if save is not None and len(self.log) // save_every > done // save_every:
                     saved = self._save(save, keep)
         finally:
             if self.pool is not None and self._owns_pool:

@@ -33,6 +33,7 @@ from graphwright.safetensors import Checkpoint, TensorData, write_tensors
 if TYPE_CHECKING:
     from graphwright.evolve.layers.engine import LayerEvolution
     from graphwright.evolve.neurons.engine import NeuronEvolution
+    from graphwright.evolve.neurons.island_run import IslandEvolution
 
 SCHEMA = 2
 LIMIT = 1 << 30  # maximum bytes of run.json
@@ -126,7 +127,7 @@ def neuron_content(run: NeuronEvolution, folder: Path) -> dict[str, Any]:
     return {"best": _json_key(run.best), "solution": _json_key(run.solution),
             "pinned": [_json_key(key) for key in sorted(run.lineage.pinned)], "threshold": run.species.threshold,
             "next_species": run.species.next_id, "past": len(run.lineage.past),
-            "edits": [[g, e.index, e.why, e.fitness, e.metric] for g, e in edits],
+            "edits": [[g, e.index, e.why, e.fitness, e.metric, e.author] for g, e in edits],
             "tensors": write_arrays(folder, "arrays", dict(_arrays(run, [e for _, e in edits])))}  # fmt: skip
 
 
@@ -178,8 +179,9 @@ def restore_neurons(run: NeuronEvolution, folder: Path, content: Mapping[str, An
     for g in range(content["past"]):
         births, parts = Births(**columns(f"past.{g}.births", Births._fields)), columns(f"past.{g}", _PAST)
         lineage.past.append(PastGeneration(births=births, genes=genes(f"past.{g}."), **parts))
-    for k, (g, index, why, fitness, metric) in enumerate(content["edits"]):
-        lineage.past[g].edits.append(ManualEdit(index, why, genes(f"edits.{k}."), float(fitness), float(metric)))
+    for k, (g, index, why, fitness, metric, *author) in enumerate(content["edits"]):
+        scores = (float(fitness), float(metric))
+        lineage.past[g].edits.append(ManualEdit(index, why, genes(f"edits.{k}."), *scores, *author))
     run.best, run.solution = (content[n] and IndividualKey(*content[n]) for n in ("best", "solution"))
     for key in {run.best, run.solution, *lineage.pinned} - {None}:
         lineage.genome(key)
@@ -188,6 +190,27 @@ def restore_neurons(run: NeuronEvolution, folder: Path, content: Mapping[str, An
 
 def _json_key(key: IndividualKey | None) -> list[int] | None:
     return None if key is None else [key.generation, key.index, key.edit]
+
+
+# -- islands -----------------------------------------------------------------------------------------------------------
+def island_content(run: IslandEvolution, folder: Path) -> dict[str, Any]:
+    """Write the run of each island to a directory of its own, and return the entries of `run.json` of the whole."""
+    for island, one in enumerate(run.runs):
+        home = folder / "islands" / str(island)
+        home.mkdir(parents=True)
+        write_run(home, one, neuron_content(one, home))
+    return {"islands": asdict(run.islands)}
+
+
+def restore_islands(run: IslandEvolution, folder: Path, content: Mapping[str, Any]) -> None:
+    """Load the saved islands into the new run `run`. Raises: RegistryConflict, ResumeMismatch, CheckpointError."""
+    for island, one in enumerate(run.runs):
+        home = folder / "islands" / str(island)
+        own = read_state(home)
+        restore_neurons(one, home, own)
+        read_run(home, one, own)
+        one.lineage.sweeping = False
+    run.restore_log(content["log"])
 
 
 # -- runs on layers ----------------------------------------------------------------------------------------------------

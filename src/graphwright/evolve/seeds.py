@@ -122,7 +122,7 @@ class _Sweep:
 
 def _one_run(sweep: _Sweep, seed: int) -> dict[str, Any]:
     """Run evolution from one seed, and return its report."""
-    task = sweep.task(seed) if callable(sweep.task) else sweep.task
+    task: Any = sweep.task(seed) if callable(sweep.task) else sweep.task
     reads = task.test_reads
     run: Any = Evolution(task, sweep.start, sweep.settings, seed=seed, threads=sweep.threads)  # type: ignore[arg-type]  # either kind
     result = run.run(**sweep.limits)

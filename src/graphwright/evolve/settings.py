@@ -191,6 +191,21 @@ class Hybrid(NEAT):
 
 
 @dataclass(frozen=True, slots=True)
+class Islands(Settings):
+    """Populations that evolve apart, each of the size `NEAT.population`, with migration in a ring.
+
+    Attributes:
+        count: number of islands.
+        every: generations between two migrations.
+        migrants: number of genomes, the fittest of an island, whose copies replace the least fit of the next island.
+    """
+
+    count: Annotated[int, Range(2, whole=True)] = 2
+    every: AtLeastOne = 10
+    migrants: Count = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Pareto(Settings):
     """Selection of survivors by several objectives with NSGA-II.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from graphwright.array.population.names import MUTATIONS, founders
 from graphwright.errors import UsageError
 from graphwright.evolve.errors import LimitTooSmall, NoisyFitness, Status, TaskError
 from graphwright.evolve.gradient_paths import blocked_links, warn_of_blocked
-from graphwright.evolve.neurons.genomes import Genome, columns_of, genome, minimal, replaced, take
+from graphwright.evolve.neurons.genomes import Genome, columns_of, genome, merge, minimal, renumbered, replaced, take
 from graphwright.evolve.neurons.lineage import Birth, IndividualKey, Lineage, ManualEdit, birth_text
 from graphwright.evolve.neurons.program import edited_genome, founder, inherited, numbered, untrained
 from graphwright.evolve.neurons.scoring import WORTH, Scorer
@@ -28,6 +28,8 @@ from graphwright.program import Program, Transaction
 from graphwright.program.cost import flops
 from graphwright.progress import Progress
 
+_STATE = ("genes", "registry", "births", "species", "fitness", "metric", "best", "solution", "_shown", "_trained",
+          "generation", "gained", "warned", "counters", "failures")  # fmt: skip
 _REDRAW = 6  # purpose of the stream of weights that are not inherited
 
 
@@ -132,6 +134,15 @@ class Result(EvolutionResult):
         ]
 
 
+class Emigrants(NamedTuple):
+    """Individuals on the way to another island: scored genes, genes that children inherit, registry, and origins."""
+
+    scored: Any
+    heirs: Any
+    registry: Any
+    names: list[str]
+
+
 @dataclass(frozen=True, slots=True)
 class NeuronGeneration:
     """A log entry: scores and sizes of the champion so far, and the size of each species by its number."""
@@ -182,6 +193,7 @@ class NeuronEvolution(EvolutionRun):
         self.best: IndividualKey | None = None
         self.solution: IndividualKey | None = None
         self._shown: tuple[IndividualKey, float, int, int] | None = None
+        self._trained: Any = None
 
     # -- running -----------------------------------------------------------------------------------------------------
     def _advance(self, aim: float | None, generations: int | None, evaluations: int | None) -> None:
@@ -272,25 +284,81 @@ class NeuronEvolution(EvolutionRun):
                          fix="run.alive(index); or edit the individual's program outside of the run")  # fmt: skip
 
     def _replace(self, key: IndividualKey, why: str, after: Genome) -> None:
-        assert self.fitness is not None
-        old, one, index = self.lineage.columns(key), columns_of([after]), key.index
+        old, one = self.lineage.columns(key), columns_of([after])
         inherited(one, old)
+        heir = one
+        if self.scored is not self.genes:  # children inherit weights from before training, but those set by the edit
+            heir = untrained(one, old, take(self.genes, np.array([key.index])))
+        self._put(key.index, why, one, heir, "human")
+
+    def _put(self, index: int, why: str, one: Any, heir: Any, author: str) -> None:
+        """Score the genome `one` and put it in the place of an individual; children inherit the weights of `heir`."""
+        assert self.fitness is not None
         scores = self.task.score(self.population(one))
         fitness, metric = float(scores.fitness[0]), float(scores.metric[0])
         self.counters.add(scores, 1)
         if not np.isfinite(fitness):
             self.counters.failed += 1
+            key = self.lineage.latest(self.generation, index)
             self.failures.append(f"{key}, {why}: {scores.failures.get(0, f'fitness is {fitness}')}")
             fitness = metric = -np.inf
-        heir = one
-        if self.scored is not self.genes:  # children inherit weights from before training, but those set by the edit
+        if self.scored is not self.genes:
             self._trained = replaced(self._trained, index, one)
-            heir = untrained(one, old, take(self.genes, np.array([index])))
         self.genes, self._table = replaced(self.genes, index, heir), None
         self.fitness, self.metric = self.fitness.copy(), self.metric.copy()
         self.fitness[index], self.metric[index] = fitness, metric
         self.species.note(self.fitness, self.generation)
-        self._record_best(self.lineage.edit(ManualEdit(index, why, one, fitness, metric)), fitness)
+        self._record_best(self.lineage.edit(ManualEdit(index, why, one, fitness, metric, author)), fitness)
+
+    # -- islands -----------------------------------------------------------------------------------------------------
+    @property
+    def scored_generations(self) -> int:
+        """The number of generations that were scored."""
+        return self.generation + (self.fitness is not None)
+
+    def emigrants(self, count: int) -> Emigrants:
+        """Return copies of the fittest individuals, best first."""
+        assert self.fitness is not None
+        which = np.argsort(-self.fitness, kind="stable")[:count]
+        names = [f"generation {self.generation}, index {g}" for g in which.tolist()]
+        return Emigrants(take(self.scored, which), take(self.genes, which), self.registry, names)
+
+    def immigrate(self, arriving: Emigrants, origin: str) -> None:
+        """Replace the least fit individuals by copies of those of another run, renumbered and scored again."""
+        assert self.fitness is not None
+        merged, numbers = merge(self.registry, arriving.registry)
+        self.registry = merged
+        ones, heirs = renumbered(arriving.scored, numbers), renumbered(arriving.heirs, numbers)
+        worst = np.argsort(self.fitness, kind="stable")[: len(arriving.names)].tolist()
+        for k, (index, name) in enumerate(zip(worst, arriving.names, strict=True)):
+            one = take(ones, np.array([k]))
+            heir = take(heirs, np.array([k])) if self.scored is not self.genes else one
+            self._put(index, f"{origin}, {name}", one, heir, "migration")
+
+    def state(self, since: int | None = None) -> dict[str, Any]:
+        """Return what another process needs to continue the run, for `adopt`.
+
+        With `since`, return what a process that has the first `since` generations needs.
+        """
+        keys = (self.best, self.solution, self._shown and self._shown[0])
+        past = {"log": self.log[-1:], "lineage": self.lineage.recent(keys)}
+        if since is not None:
+            past = {
+                "log": self.log[len(self.log) - self.scored_generations + since :],
+                "lineage": self.lineage.since(since),
+            }
+        return {name: getattr(self, name) for name in _STATE} | past
+
+    def adopt(self, state: dict[str, Any]) -> None:
+        """Continue from a state: that of another process, in a run without generations; else one since the last."""
+        for name in _STATE:
+            setattr(self, name, state[name])
+        self.log += state["log"]
+        if len(self.lineage):
+            self.lineage.extend(state["lineage"])
+        else:
+            self.lineage = state["lineage"]
+        self._table = None
 
     # -- one generation ----------------------------------------------------------------------------------------------
     def _evaluate(self, aim: float | None) -> None:

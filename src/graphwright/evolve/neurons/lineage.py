@@ -7,7 +7,7 @@ long as it has living descendants or descendants that were champions; other gene
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from graphwright.files import StrPath
 from graphwright.program import Program
 from graphwright.program.draw import written
 
+_MISSING: Any = None
 _EVERY = 64  # generations between two sweeps that drop genes without living descendants
 
 
@@ -42,7 +43,8 @@ class Birth:
         fitter_parent, other_parent: keys of its parents, or None; the parent of a manual edit is the edited individual.
         mutation: name of the mutation, "edit" for a manual edit; site: innovation number of the mutated gene, or -1.
         species, fitness, metric: species and scores of the individual.
-        author: "evolution" or "human"; why: the reason of a manual edit.
+        author: "evolution"; "human" for a manual edit, "migration" for an immigrant of another island; why: the reason
+            of the edit, or the origin of the immigrant.
     """
 
     key: IndividualKey
@@ -59,7 +61,8 @@ class Birth:
     def __str__(self) -> str:
         what = "founder" if self.fitter_parent is None else _mutation_text(self.mutation, self.site)
         crossed = f", crossed with {self.other_parent.index}" if self.other_parent is not None else ""
-        made = f"manual edit, {self.why}" if self.author == "human" else f"{what}{crossed}"
+        texts = {"human": f"manual edit, {self.why}", "migration": f"immigrant from {self.why}"}
+        made = texts.get(self.author, f"{what}{crossed}")
         return f"generation {self.key.generation}: {made}"
 
 
@@ -76,13 +79,17 @@ def _mutation_text(mutation: str, site: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ManualEdit:
-    """A manual edit: index of the individual, reason, edited genes as a population of one genome, and their scores."""
+    """A manual edit: index of the individual, reason, edited genes as a population of one genome, and their scores.
+
+    The replacement of an individual by an immigrant of another island has the author "migration".
+    """
 
     index: int
     why: str
     genes: Any
     fitness: float
     metric: float
+    author: str = "human"
 
 
 @dataclass(slots=True)
@@ -114,6 +121,8 @@ class Lineage:
         self.inputs, self.outputs, self.names = inputs, outputs, names
         self.past: list[PastGeneration] = []
         self.pinned: set[IndividualKey] = set()
+        self.sweeping = True
+        """False if the owner calls `sweep_if_due` itself, since past generations are missing in the meantime."""
 
     def __len__(self) -> int:
         return len(self.past)
@@ -122,8 +131,33 @@ class Lineage:
         """Add a scored generation; `genes` must not be modified afterwards."""
         everyone = np.arange(len(fitness), dtype=np.int32)
         self.past.append(PastGeneration(births, species.astype(np.int32), fitness, metric, everyone, genes))
-        if len(self.past) % _EVERY == 0:
+        if self.sweeping:
+            self.sweep_if_due(1)
+
+    def sweep_if_due(self, added: int) -> None:
+        """Call `sweep` if one of the last `added` generations makes it due."""
+        if len(self.past) // _EVERY > (len(self.past) - added) // _EVERY:
             self.sweep()
+
+    def recent(self, keys: Iterable[IndividualKey | None]) -> Lineage:
+        """Return a copy without most past generations: with the last two, and those that the births of `keys` need."""
+        last = len(self.past) - 1
+        return self._with({last, last - 1, *(k.generation - back for k in keys if k is not None for back in (0, 1))})
+
+    def since(self, generation: int) -> Lineage:
+        """Return a copy without the generations before `generation`."""
+        return self._with({*range(generation, len(self.past))})
+
+    def _with(self, generations: set[int]) -> Lineage:
+        twin = Lineage(self.inputs, self.outputs, self.names)
+        twin.past = [past if g in generations else _MISSING for g, past in enumerate(self.past)]
+        twin.pinned, twin.sweeping = set(self.pinned), self.sweeping
+        return twin
+
+    def extend(self, newer: Lineage) -> None:
+        """Add the generations by which `newer`, a copy that was continued, is longer."""
+        self.past += newer.past[len(self.past) :]
+        self.pinned = newer.pinned
 
     def edit(self, change: ManualEdit) -> IndividualKey:
         """Add a manual edit of an individual of the last generation; return the key of the result."""
@@ -169,7 +203,7 @@ class Lineage:
         if key.edit:
             e = past.edited(i)[key.edit - 1]
             edited, species = IndividualKey(g, i, key.edit - 1), int(past.species[i])
-            return Birth(key, edited, None, "edit", -1, species, e.fitness, e.metric, "human", e.why)
+            return Birth(key, edited, None, "edit", -1, species, e.fitness, e.metric, e.author, e.why)
         b = past.births
         parents = (int(b.fitter_parent[i]), int(b.other_parent[i]))
         fitter, other = (self.latest(g - 1, parent) if parent >= 0 else None for parent in parents)
@@ -222,7 +256,7 @@ class Lineage:
         p = founder(genomes[0], self.names, 1 if recurrent and isinstance(batch, str) else batch)
         for birth, before, after in zip(line[1:], genomes, genomes[1:], strict=False):
             if before.nodes != after.nodes or before.links != after.links:
-                apply(p, before, after, str(birth), birth.author)
+                apply(p, before, after, str(birth), "human" if birth.author == "human" else "evolution")
         return p
 
     def to_html(self, path: StrPath | None = None, key: IndividualKey | None = None) -> str:
