@@ -35,6 +35,9 @@ def evolve(
     workers: Annotated[
         str | None, option("N", "Train and score by N processes, or on Ray: ray or ray://host:port.")
     ] = None,
+    islands: Annotated[int, option("K", "Populations that evolve apart and exchange genomes.", min=1)] = 1,
+    migrate_every: Annotated[int, option("N", "Generations between two migrations.", min=1)] = 10,
+    migrants: Annotated[int, option("N", "Genomes that an island sends in a migration.", min=0)] = 1,
     lineage: Annotated[bool, flag("--lineage", "Print the ancestors of the champion.")] = False,
     seed: Seed = 0,
     *,
@@ -56,13 +59,17 @@ def evolve(
     if seeds is not None and (resume is not None or out is not None):
         raise UsageError("cannot save or resume runs from several seeds", got="--seeds with --out or --resume",
                          fix="--seed N --out DIR for one of them")  # fmt: skip
+    if islands > 1 and (layers or seeds is not None):
+        raise UsageError(
+            "islands are for one run on neurons", got=f"--islands with {'--layers' if layers else '--seeds'}"
+        )
     if workers is not None:
         pool_of(workers)  # refuses other values before anything is written
     if out is not None and (resume is None or not resume.resolve().is_relative_to(out.resolve())):
         _clear(out, overwrite)
     if resume is not None:
         asked = {"--population": population is not None, "--hybrid": hybrid, "--layers": layers, "--delays": delays,
-                 "--seed": seed != 0}  # fmt: skip
+                 "--seed": seed != 0, "--islands": islands > 1}  # fmt: skip
         if any(asked.values()):
             raise UsageError("cannot change the settings or the seed of a saved run", where=resume,
                              got=", ".join(name for name, given in asked.items() if given))  # fmt: skip
@@ -79,7 +86,8 @@ def evolve(
                                   workers=workers, test=not isinstance(given.split, str),
                                   max_generations=generations, max_evaluations=evaluations)  # fmt: skip
             return Output(found.to_json(), str(found))
-        run = ev.Evolution(given, start, settings, seed=seed, threads=threads or 1, workers=workers)
+        apart = ev.Islands(islands, migrate_every, migrants) if islands > 1 else None
+        run = ev.Evolution(given, start, settings, seed=seed, threads=threads or 1, workers=workers, islands=apart)
     state = None if out is None else out / "state"
     if out is not None:
         with writing(out):
@@ -217,10 +225,11 @@ def _ancestors(result: Any) -> list[Any]:
 
 def _write(result: Any, out: Path) -> list[str]:
     """Write the champion, pictures, the scale of inputs and the meaning of outputs; return the names of the files."""
-    from graphwright.evolve import LayerResult, pictures
+    from graphwright.evolve import IslandResult, LayerResult, pictures
     from graphwright.files import atomic_write
 
-    best, task = result.best, result.evolution.task
+    best, task, run = result.best, result.evolution.task, result.evolution
+    log = run.runs[result.island].log if isinstance(result, IslandResult) else run.log
     program = best.program
     program.save(out / "champion", overwrite=True)
     if isinstance(result, LayerResult):
@@ -228,8 +237,8 @@ def _write(result: Any, out: Path) -> list[str]:
     else:
         texts = {
             "champion.svg": pictures.network(best.genome, result.lineage.names),
-            "fitness.svg": pictures.fitness(result.evolution.log),
-            "species.svg": pictures.species(result.evolution.log),
+            "fitness.svg": pictures.fitness(log),
+            "species.svg": pictures.species(log),
             "lineage.html": result.lineage.to_html(key=best.key),
         }
     scale = getattr(task, "scale", None)
@@ -245,13 +254,15 @@ def _write(result: Any, out: Path) -> list[str]:
 
 def _progress(run: Any, generations: int) -> Progress:
     """Return the progress of a run, with its last generations as a table."""
-    from graphwright.evolve import LayerEvolution
+    from graphwright.evolve import IslandEvolution, LayerEvolution
 
     layers, metric, table = isinstance(run, LayerEvolution), run.task.metric, {}
     for line in run.log[-8:]:
         row = table[f"generation {line.generation}"] = {metric if layers else "best": line.best, "median": line.median}
         if layers:
             row |= {"parameters": line.params, "front": line.archive}
+        elif isinstance(run, IslandEvolution):
+            row |= {metric: line.metric} | {f"island {i}": best for i, best in enumerate(line.islands)}
         else:
             row |= {metric: line.metric, "species": len(line.species), "hidden": line.hidden, "links": line.links}
     rate = run.counters.evaluations / max(run.counters.seconds, 1e-9)

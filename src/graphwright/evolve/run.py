@@ -22,7 +22,7 @@ from graphwright.files import StrPath, atomic_directory
 from graphwright.progress import Progress, ProgressCallback
 from graphwright.report import Report
 from graphwright.settings import Range
-from graphwright.workers import Pool, pool_of
+from graphwright.workers import Failed, Pool, WorkerError, pool_of
 
 
 @dataclass(slots=True)
@@ -131,9 +131,15 @@ class EvolutionRun(ABC):
         return self.RESULT(self, self._limit(*limits, aim) or status, aim)
 
     def _check_workers(self) -> None:
-        """Start the workers that the next generation needs. Raises: UsageError if they cannot load the task."""
+        """Start the workers that the next generation needs.
+
+        Raises: UsageError if they cannot load the task; WorkerError if all of them end while they do.
+        """
         if self.pool is not None and self._sends:
-            self.pool.map(_arrived, range(self.pool.size), self._shared)
+            found = self.pool.map(_arrived, range(self.pool.size), self._shared)
+            lost = [one.reason for one in found if isinstance(one, Failed)]
+            if lost and len(lost) == len(found):
+                raise WorkerError("no worker can load the task", where=self.task.name, got=lost[0])
 
     def _save(self, directory: StrPath, keep: int) -> int:
         """Save the run after rotating older states; return the number of saved generations."""

@@ -134,6 +134,7 @@ def _connect(ray: Any, address: str | None) -> None:
     except ConnectionError:
         if "RAY_ADDRESS" in os.environ:
             raise
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it sends nothing to its makers
         path = os.pathsep.join(p for p in sys.path if p)  # so that workers import what this process does
         ray.init(include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": path}}, **_QUIET)
 

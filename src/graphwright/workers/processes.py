@@ -23,7 +23,7 @@ from graphwright.errors import UsageError, shown
 from graphwright.workers.messages import WorkerError, ending, loaded, packed, portable, unpacked, use_threads
 from graphwright.workers.pool import HOUR, Failed
 
-_START = 120.0  # seconds until a new worker must have imported this module
+_START = 120.0  # seconds until a new worker must be ready, or have loaded what a task needs
 _STARTS = 3  # workers that may end before they are ready, one after the other
 _PIPE = 1 << 15  # bytes that surely fit into the buffer of a pipe
 _SPAWN = get_context("spawn")
@@ -41,7 +41,7 @@ class _Worker:
 
     Attributes:
         ready: True once it runs; key: number of the `common` that it has; task: index of its task, or None.
-        deadline: time at which it must have answered.
+        deadline: time at which it must be ready, or have ended its task.
     """
 
     def __init__(self, number: int, threads: int) -> None:
@@ -154,7 +154,7 @@ class Processes:
                 if worker.key != self._key:
                     worker.send(_COMMON, self._bytes, self.timeout)
                 worker.send(_TASK, call.tasks[index], self.timeout)
-                worker.key, worker.deadline = self._key, monotonic() + self.timeout
+                worker.key, worker.deadline = self._key, monotonic() + max(_START, self.timeout)
             except OSError:
                 if worker.key != self._key:
                     self._lost(worker, call)
@@ -183,6 +183,9 @@ class Processes:
             return
         if kind == "ready":
             worker.ready, call.starts = True, 0
+            return
+        if kind == "began":  # all that it needs is loaded
+            worker.deadline = monotonic() + self.timeout
             return
         index, worker.task = worker.task, None
         assert index is not None
@@ -256,14 +259,18 @@ def _work(pipe: Connection, name: str, threads: int) -> None:
     use_threads(threads)
     common = _Common(b"")
     with suppress(EOFError, OSError):  # the parent closed the pipe
-        pipe.send_bytes(packed(("ready", None), "a message"))
+        ready, began = (packed((kind, None), "a message") for kind in ("ready", "began"))
+        pipe.send_bytes(ready)
         while True:
             data = pipe.recv_bytes()
             if data[:1] == _COMMON:
                 common = _Common(data[1:])
                 continue
             try:
-                answer = packed(("done", _done(common, data[1:])), "the result of a task")
+                value = common.value
+                function, item = loaded(data[1:], "its task")
+                pipe.send_bytes(began)
+                answer = packed(("done", function(value, item)), "the result of a task")
             except Exception as error:
                 answer = packed(("error", portable(error, name)), "an error")
             pipe.send_bytes(answer)
@@ -279,12 +286,6 @@ class _Common:
     def value(self) -> Any:
         """The argument. Raises: UsageError if it cannot be loaded here."""
         return loaded(self._data, "the common argument of its tasks")
-
-
-def _done(common: _Common, data: bytes) -> Any:
-    value = common.value
-    function, item = loaded(data, "its task")
-    return function(value, item)
 
 
 def _end_with_parent() -> None:
