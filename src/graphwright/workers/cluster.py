@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from socket import create_connection
 from time import monotonic
 from typing import Any, Self
 
@@ -15,6 +16,7 @@ from graphwright.errors import MissingExtra, UsageError, shown
 from graphwright.workers.messages import WorkerError, loaded, packed, portable, use_threads
 from graphwright.workers.pool import HOUR, Failed
 
+_SECONDS = 20.0  # for the first connection to a cluster
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
@@ -113,7 +115,7 @@ class RayPool:
         if self._ray is not None:
             return self._ray
         ray: Any = import_module("ray")
-        if not ray.is_initialized():
+        if self.address is not None or not ray.is_initialized():
             try:
                 _connect(ray, self.address)
             except Exception as error:  # Ray raises errors of many types
@@ -126,6 +128,10 @@ class RayPool:
 
 
 def _connect(ray: Any, address: str | None) -> None:
+    given = address or os.environ.get("RAY_ADDRESS", "")
+    host, _, port = given.removeprefix("ray://").rpartition(":")
+    if port.isdecimal():  # Ray itself waits for minutes
+        create_connection((host, int(port)), _SECONDS).close()
     if address is not None:
         ray.init(address, **_QUIET)
         return
