@@ -199,11 +199,12 @@ def neat_error(genome: Any, config: Any) -> float:
     return (4 - sum(abs(net.activate(row)[0] - y) for row, y in zip(X.tolist(), (0, 1, 1, 0), strict=True))) ** 2
 
 
-def neat_time(first: int, count: int, seed: int, workers: int = 0) -> tuple[float, float, str]:
+def neat_time(first: int, count: int, seed: int, workers: int = 0, size: int = 150) -> tuple[float, float, str]:
     """Seconds of a generation of neat-python with its own example's rates, of this process and by the clock; sizes."""
     random.seed(seed)
     config = neat.Config(neat.DefaultGenome, neat.DefaultReproduction, neat.DefaultSpeciesSet,
                          neat.DefaultStagnation, str(Path(__file__).with_name("neat_xor.cfg")))  # fmt: skip
+    config.pop_size = size
     population = neat.Population(config)
 
     def fitness(genomes: Any, config: Any) -> None:

@@ -62,6 +62,7 @@ MODULES = (
     "testing.planted",
     "testing.shift",
     "testing.simulated_device",
+    "workers",
 )
 
 

@@ -92,6 +92,7 @@ _FOLDERS = [
     "program",
     "structure",
     "surgery",
+    "workers",
 ]
 _OTHER_FOLDERS = "array autograd graph ops plan testing".split()  # noqa: SIM905
 

@@ -26,6 +26,7 @@ from graphwright import program as program
 from graphwright import structure as structure
 from graphwright import surgery as surgery
 from graphwright import testing as testing
+from graphwright import workers as workers
 from graphwright.amp import autocast as autocast
 from graphwright.array import Device as Device
 from graphwright.array import NDArray as NDArray

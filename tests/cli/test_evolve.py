@@ -201,3 +201,21 @@ def test_files_that_cannot_be_written_are_named(tmp_path, monkeypatch):
             facts = json.loads(call(*small, code=2).partition("error  ")[0])
         assert (facts["error"], facts["where"]) == ("UnwritableTarget", str(tmp_path / "run"))
         assert "free some space" in facts["fix"]
+
+
+def test_workers_and_islands_give_the_run_of_one_process(tmp_path):
+    args = ("xor", "--islands", 2, "--migrate-every", 2, "--population", 8, "--generations", 4, "--json")
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    facts = [json.loads(call(*args, "--out", alone)), json.loads(call(*args, "--out", together, "--workers", 1))]
+    for one in facts:
+        assert one.pop("seconds") > 0
+    assert facts[0] == facts[1]
+    assert facts[0]["islands"] == 2
+    for name in ("islands/0/run.json", "islands/1/arrays.safetensors", "run.json"):
+        assert (alone / "state" / name).read_bytes() == (together / "state" / name).read_bytes()
+    resumed = json.loads(call("--resume", together, "--generations", 5, "--json"))
+    assert (resumed["generations"], resumed["islands"]) == (5, 2)
+    assert "names no workers" in call("xor", "--workers", "several", code=2)
+    assert "number >= 1" in call("xor", "--workers", "0", code=2)
+    assert "for one run on neurons" in call("two-moons", "--layers", "--islands", 2, code=2)
+    assert "cannot change the settings" in call("--resume", together, "--islands", 3, code=2)

@@ -109,7 +109,13 @@ AIM = 1e9  # of no run
 
 
 def finish(run: Any, kind: str, folder: Path | None = None, callback: Any = None) -> None:
-    run.run({"layers": 4, "function": 3}.get(kind, 8), target=AIM, save=folder, save_every=2, callback=callback)
+    run.run(
+        {"layers": 4, "function": 3, "islands": 70}.get(kind, 8),
+        target=AIM,
+        save=folder,
+        save_every=2,
+        callback=callback,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -276,6 +282,7 @@ def test_migrants_are_the_fittest_and_replace_the_least_fit_of_the_next_island(m
             key = one.alive(e.index)
             birth, program = one.lineage.birth(key), one.lineage.replay(key)
             assert re.fullmatch(rf"generation 2: immigrant from island {source}, generation 2, index \d+", str(birth))
+            assert one.lineage.path(key) == [birth]  # its ancestors are in the lineage of the other island
             assert ev.program.read(program) == one.lineage.genome(key)
             assert one.individual(key).rescore() == e.fitness
     assert run.counters.evaluations == 3 * (3 * 12 + 2)

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from graphwright.errors import MissingExtra, UsageError, shown
 from graphwright.workers.messages import WorkerError, loaded, packed, portable, use_threads
-from graphwright.workers.pool import HOUR, Failed
+from graphwright.workers.pool import HOUR, LOADING, Failed
 
 _SECONDS = 20.0  # for the first connection to a cluster
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -153,7 +153,7 @@ def _task(common: list[Any], data: bytes, timeout: float) -> tuple[str, bytes]:
     """Do a task; runs in the worker, which ends by itself when it is late, even in native code."""
     ray: Any = import_module("ray")
     with open(os.devnull, "w") as quiet:
-        faulthandler.dump_traceback_later(timeout, exit=True, file=quiet)
+        faulthandler.dump_traceback_later(max(timeout, LOADING), exit=True, file=quiet)
         try:
             key = common[0].hex()
             if key not in _loaded:
@@ -161,6 +161,7 @@ def _task(common: list[Any], data: bytes, timeout: float) -> tuple[str, bytes]:
                 _loaded.clear()
                 _loaded[key] = loaded(ray.get(common[0]), "the common argument of its tasks")
             function, item = loaded(data, "its task")
+            faulthandler.dump_traceback_later(timeout, exit=True, file=quiet)
             return "done", packed(function(_loaded[key], item), "the result of a task")
         except Exception as error:
             return "error", packed(portable(error, f"worker {os.getpid()}"), "an error")

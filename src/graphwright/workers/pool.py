@@ -8,6 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 
 HOUR = 3600.0
 """Default number of seconds that a task may take."""
+LOADING = 120.0
+"""Seconds that a worker may take to start, and to load what a task needs."""
 
 
 @dataclass(frozen=True, slots=True)

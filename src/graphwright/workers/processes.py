@@ -21,9 +21,8 @@ from weakref import finalize
 
 from graphwright.errors import UsageError, shown
 from graphwright.workers.messages import WorkerError, ending, loaded, packed, portable, unpacked, use_threads
-from graphwright.workers.pool import HOUR, Failed
+from graphwright.workers.pool import HOUR, LOADING, Failed
 
-_START = 120.0  # seconds until a new worker must be ready, or have loaded what a task needs
 _STARTS = 3  # workers that may end before they are ready, one after the other
 _PIPE = 1 << 15  # bytes that surely fit into the buffer of a pipe
 _SPAWN = get_context("spawn")
@@ -57,7 +56,7 @@ class _Worker:
             raise
         finally:
             other.close()  # so that the death of the worker closes the pipe
-        self.deadline = monotonic() + _START
+        self.deadline = monotonic() + LOADING
 
     def send(self, kind: bytes, data: bytes, seconds: float) -> None:
         """Send a message; a worker that does not read it is killed after some seconds. Raises: OSError."""
@@ -154,7 +153,7 @@ class Processes:
                 if worker.key != self._key:
                     worker.send(_COMMON, self._bytes, self.timeout)
                 worker.send(_TASK, call.tasks[index], self.timeout)
-                worker.key, worker.deadline = self._key, monotonic() + max(_START, self.timeout)
+                worker.key, worker.deadline = self._key, monotonic() + max(LOADING, self.timeout)
             except OSError:
                 if worker.key != self._key:
                     self._lost(worker, call)

@@ -234,8 +234,10 @@ def _evolved(run: NeuronEvolution, until: int, aim: float | None, careful: bool 
     """
     if careful:
         run._check_workers()
+    before = run.scored_generations
     while run.scored_generations < until and not (aim is not None and run._reached(aim)) and run._stuck() is None:
         run._advance(aim, None, None)
+    run.lineage.sweep(before)  # what is dropped here need not be sent
 
 
 def _in_worker(archipelago: _Archipelago, epoch: _Epoch) -> dict[str, Any]:

@@ -8,7 +8,7 @@ long as it has living descendants or descendants that were champions; other gene
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,8 @@ class Birth:
 
     Attributes:
         key: key of the individual.
-        fitter_parent, other_parent: keys of its parents, or None; the parent of a manual edit is the edited individual.
+        fitter_parent, other_parent: keys of its parents, or None; the parent of a manual edit is the edited individual,
+            an immigrant has none here.
         mutation: name of the mutation, "edit" for a manual edit; site: innovation number of the mutated gene, or -1.
         species, fitness, metric: species and scores of the individual.
         author: "evolution"; "human" for a manual edit, "migration" for an immigrant of another island; why: the reason
@@ -109,6 +110,14 @@ class PastGeneration:
         return [e for e in self.edits if e.index == index]
 
 
+def _only(past: PastGeneration, indices: set[int]) -> PastGeneration:
+    """Return a copy of a generation that stores the genes of few individuals."""
+    stored = np.array(sorted(indices), np.int32)
+    twin = replace(past, stored=stored, genes=take(past.genes, np.searchsorted(past.stored, stored)))
+    twin.edits = past.edits
+    return twin
+
+
 class Lineage:
     """The births and stored genes of all generations of a run.
 
@@ -140,17 +149,20 @@ class Lineage:
             self.sweep()
 
     def recent(self, keys: Iterable[IndividualKey | None]) -> Lineage:
-        """Return a copy without most past generations: with the last two, and those that the births of `keys` need."""
-        last = len(self.past) - 1
-        return self._with({last, last - 1, *(k.generation - back for k in keys if k is not None for back in (0, 1))})
+        """Return a copy for a process that continues the run: with the last generation, and with all about `keys`."""
+        twin, wanted = Lineage(self.inputs, self.outputs, self.names), dict[int, set[int]]()
+        for key in (key for key in keys if key is not None):
+            wanted.setdefault(key.generation, set()).add(key.index)
+            wanted.setdefault(key.generation - 1, set())  # of the parents
+        wanted.setdefault(len(self.past) - 1, set())
+        twin.past = [_only(past, wanted[g]) if g in wanted else _MISSING for g, past in enumerate(self.past)]
+        twin.pinned, twin.sweeping = set(self.pinned), self.sweeping
+        return twin
 
     def since(self, generation: int) -> Lineage:
-        """Return a copy without the generations before `generation`."""
-        return self._with({*range(generation, len(self.past))})
-
-    def _with(self, generations: set[int]) -> Lineage:
+        """Return a copy without the generations before `generation`, which a process has that sent `recent`."""
         twin = Lineage(self.inputs, self.outputs, self.names)
-        twin.past = [past if g in generations else _MISSING for g, past in enumerate(self.past)]
+        twin.past = [_MISSING] * generation + self.past[generation:]
         twin.pinned, twin.sweeping = set(self.pinned), self.sweeping
         return twin
 
@@ -175,15 +187,15 @@ class Lineage:
             genes = replaced(genes, change.index, change.genes)
         return genes
 
-    def sweep(self) -> None:
+    def sweep(self, since: int = 0) -> None:
         """Drop the genes of individuals that are neither alive nor champions and have no such descendants.
 
-        A generation keeps all genes as long as more than half of them are needed.
+        A generation keeps all genes as long as more than half of them are needed; so do those before `since`.
         """
         if not self.past:
             return
         wanted = np.arange(len(self.past[-1].fitness), dtype=np.int32)
-        for g in range(len(self.past) - 1, -1, -1):
+        for g in range(len(self.past) - 1, since - 1, -1):
             past = self.past[g]
             pinned = [k.index for k in self.pinned if k.generation == g]
             wanted = np.union1d(wanted, np.array(pinned, np.int32)).astype(np.int32)
@@ -203,7 +215,8 @@ class Lineage:
         if key.edit:
             e = past.edited(i)[key.edit - 1]
             edited, species = IndividualKey(g, i, key.edit - 1), int(past.species[i])
-            return Birth(key, edited, None, "edit", -1, species, e.fitness, e.metric, e.author, e.why)
+            parent = None if e.author == "migration" else edited
+            return Birth(key, parent, None, "edit", -1, species, e.fitness, e.metric, e.author, e.why)
         b = past.births
         parents = (int(b.fitter_parent[i]), int(b.other_parent[i]))
         fitter, other = (self.latest(g - 1, parent) if parent >= 0 else None for parent in parents)

@@ -20,8 +20,8 @@ from graphwright.evolve.settings import NEAT
 from graphwright.evolve.tasks.task import Population, Scores
 from graphwright.workers import Failed, Pool
 
-WORTH = 0.01
-"""Seconds that a generation takes in this process, from which on workers are faster; measured with 1000 genomes."""
+WORTH = 0.02
+"""Seconds of a generation in this process from which on two workers are faster; see `benchmarks.workers`."""
 _TRAINED = ("weight", "first", "second", "steps")  # columns of links that training changes
 
 
