@@ -70,7 +70,7 @@ def pool() -> Iterator[workers.Processes]:
 @pytest.fixture(autouse=True)
 def always_sent(monkeypatch):
     """Workers get every generation, however fast it is."""
-    monkeypatch.setattr(engine, "WORTH", 0.0)
+    monkeypatch.setattr(engine, "MIN_SECONDS", 0.0)
 
 
 @cache
@@ -234,7 +234,7 @@ def test_built_in_tasks_can_be_sent():
 
 
 def test_fast_generations_stay_in_this_process(monkeypatch):
-    monkeypatch.setattr(engine, "WORTH", 1e6)
+    monkeypatch.setattr(engine, "MIN_SECONDS", 1e6)
     fast = Shuffled(2)
     KINDS["neurons"](workers=fast).run(3, target=AIM)
     assert fast.calls == 0
@@ -244,14 +244,14 @@ def test_fast_generations_stay_in_this_process(monkeypatch):
 
 
 def test_reports_over_seeds_are_those_of_one_process():
-    def told(**options: Any) -> list[dict[str, Any]]:
+    def reports(**options: Any) -> list[dict[str, Any]]:
         many = ev.over_seeds(ev.tasks.two_moons(60), None, ev.Hybrid(population=4, train=ev.Train(steps=3)), seeds=4,
                              test=True, max_generations=2, **options)  # fmt: skip
         return [{k: v for k, v in report.items() if k != "seconds"} for report in many.reports]
 
-    assert told(workers=Shuffled(3)) == told()
+    assert reports(workers=Shuffled(3)) == reports()
     with pytest.raises(WorkerError, match="seed"):
-        told(workers=LosesAll(2))
+        reports(workers=LosesAll(2))
 
 
 class LosesAll(Shuffled):
@@ -318,7 +318,7 @@ def test_islands_end_at_limits_and_targets():
     with pytest.raises(UsageError, match="more than half"):
         ev.Evolution(ev.tasks.xor(), None, ev.NEAT(population=5), islands=ev.Islands(2, migrants=3))
     with pytest.raises(UsageError, match="on layers"):
-        ev.Evolution(ev.tasks.two_moons(60), ev.blocks(net()), islands=ev.Islands(2))  # pyright: ignore[reportCallIssue]
+        ev.Evolution(ev.tasks.two_moons(60), ev.blocks(net()), islands=ev.Islands(2))  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 @pytest.mark.ray

@@ -77,8 +77,8 @@ def test_a_local_cluster_ends_with_its_pool_and_a_cluster_of_others_stays(cluste
     own = RayPool()
     pids = own.map(tasks.process, range(3))
     assert ray.is_initialized()
-    with RayPool() as guest:  # of the cluster to which this process is connected
-        guest.map(tasks.process, range(2))
+    with RayPool() as second:  # of the cluster to which this process is connected
+        second.map(tasks.process, range(2))
     assert ray.is_initialized()
     own.close()
     assert not ray.is_initialized()
@@ -89,7 +89,7 @@ def test_a_local_cluster_ends_with_its_pool_and_a_cluster_of_others_stays(cluste
 
 
 @pytest.mark.ray
-def test_a_cluster_that_is_not_there_is_an_error(cluster, monkeypatch):
+def test_an_unreachable_cluster_is_an_error(cluster, monkeypatch):
     cluster.close()
     began = time.monotonic()
     with pytest.raises(WorkerError, match="cannot connect to a Ray cluster") as caught:

@@ -1,4 +1,4 @@
-"""Pools of processes: results in order, lost workers and late tasks, errors, and no process that stays behind."""
+"""Pools of processes: results in order, lost workers and late tasks, errors, and no process that outlives its pool."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_task_that_always_ends_its_worker_fails_with_the_reason(pool, tmp_path
     assert found[3] == Failed("the worker was killed by SIGKILL")
     assert found[5] == Failed("the worker ended with exit code 7")
     assert attempts(tmp_path) == {x: retries + 1 if x in (3, 5) else 1 for x in range(8)}
-    assert len(pool.map(tasks.process, range(4))) == 4  # new workers took their places
+    assert len(pool.map(tasks.process, range(4))) == 4  # new workers replaced them
 
 
 def test_a_task_that_hangs_is_given_out_again_once_and_then_fails(tmp_path):
@@ -97,10 +97,10 @@ def test_the_first_error_by_index_is_raised_with_its_traceback(pool):
         with pytest.raises(KeyError, match="no 3") as caught:
             pool.map(tasks.refused, range(8))
         assert "pool_tasks.py" in caught.value.__notes__[-1]
-    assert pool.map(tasks.refused, [1, 2]) == [1, 2]  # the pool goes on
+    assert pool.map(tasks.refused, [1, 2]) == [1, 2]  # the pool continues
 
 
-def test_what_cannot_be_sent_is_named(pool):
+def test_errors_name_functions_and_values_that_cannot_be_sent(pool):
     def local(common, x):
         return x
 
@@ -162,7 +162,7 @@ def test_workers_end_with_their_parent(tmp_path, how):
     assert gone(pids)
 
 
-def test_a_script_without_a_guard_is_told_what_to_do(tmp_path):
+def test_the_error_of_a_script_without_a_guard_has_a_fix(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(here=str(Path(__file__).parent)).replace('if __name__ == "__main__":', "if True:"))
     done = subprocess.run(

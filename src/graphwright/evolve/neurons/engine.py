@@ -18,7 +18,7 @@ from graphwright.evolve.gradient_paths import blocked_links, warn_of_blocked
 from graphwright.evolve.neurons.genomes import Genome, columns_of, genome, merge, minimal, renumbered, replaced, take
 from graphwright.evolve.neurons.lineage import Birth, IndividualKey, Lineage, ManualEdit, birth_text
 from graphwright.evolve.neurons.program import edited_genome, founder, inherited, numbered, untrained
-from graphwright.evolve.neurons.scoring import WORTH, Scorer
+from graphwright.evolve.neurons.scoring import MIN_SECONDS, Scorer
 from graphwright.evolve.neurons.species import Breeder, Species, founding
 from graphwright.evolve.run import EvolutionResult, EvolutionRun, Workers, cost, same_cases
 from graphwright.evolve.saving import neuron_content
@@ -189,7 +189,7 @@ class NeuronEvolution(EvolutionRun):
         self.species = Species.founders(self.genes, s)
         self.fitness: np.ndarray | None = None  # of the current generation; None until it is scored
         self.metric = np.zeros(0)
-        self.lineage = Lineage(task.inputs, task.outputs, task.names)
+        self.lineage: Lineage = Lineage(task.inputs, task.outputs, task.names)
         self.best: IndividualKey | None = None
         self.solution: IndividualKey | None = None
         self._shown: tuple[IndividualKey, float, int, int] | None = None
@@ -292,7 +292,7 @@ class NeuronEvolution(EvolutionRun):
         self._put(key.index, why, one, heir, "human")
 
     def _put(self, index: int, why: str, one: Any, heir: Any, author: str) -> None:
-        """Score the genome `one` and put it in the place of an individual; children inherit the weights of `heir`."""
+        """Score the genome `one` and replace an individual by it; children inherit the weights of `heir`."""
         assert self.fitness is not None
         scores = self.task.score(self.population(one))
         fitness, metric = float(scores.fitness[0]), float(scores.metric[0])
@@ -431,7 +431,7 @@ class NeuronEvolution(EvolutionRun):
 
     @property
     def _sends(self) -> bool:
-        return self._scorer.foreign or self._scorer.seconds >= WORTH
+        return self._scorer.foreign or self._scorer.seconds >= MIN_SECONDS
 
     def _prepare(self) -> None:
         """Prepare genes for training: for `inherit` "baldwin" copy them, for "none" redraw weights."""

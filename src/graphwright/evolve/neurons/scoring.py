@@ -20,7 +20,7 @@ from graphwright.evolve.settings import NEAT
 from graphwright.evolve.tasks.task import Population, Scores
 from graphwright.workers import Failed, Pool
 
-WORTH = 0.02
+MIN_SECONDS = 0.02
 """Seconds of a generation in this process from which on two workers are faster; see `benchmarks.workers`."""
 _TRAINED = ("weight", "first", "second", "steps")  # columns of links that training changes
 
