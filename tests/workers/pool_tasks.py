@@ -55,6 +55,7 @@ def stuck(folder: str, x: int) -> int:
 
 def refused(common: Any, x: int) -> int:
     if x in (3, 6):
+        time.sleep(0.2 if x == 3 else 0.0)  # the later task raises first
         raise KeyError(f"no {x}")
     return x
 

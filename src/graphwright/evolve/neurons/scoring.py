@@ -99,12 +99,11 @@ class Scorer:
         again = self._sent(genes, [(g, g + 1) for g in alone], generation, pool) if alone else []
         fitness, metric = np.full(count, np.nan), np.full(count, np.nan)
         passes, seconds, failures = 0, 0.0, dict[int, str]()
-        for (low, high), one in zip([*bounds, *((g, g + 1) for g in alone)], [*found, *again], strict=True):
+        whole = [pair for pair in zip(bounds, found, strict=True) if not isinstance(pair[1], Failed)]
+        for (low, high), one in [*whole, *zip(((g, g + 1) for g in alone), again, strict=True)]:
             if isinstance(one, Failed):
-                failures |= dict.fromkeys(range(low, high), one.reason)
+                failures[low] = one.reason
                 continue
-            for g in range(low, high):
-                failures.pop(g, None)
             fitness[low:high], metric[low:high] = one.scores.fitness, one.scores.metric
             failures |= {low + g: text for g, text in one.scores.failures.items()}
             passes, seconds = passes + one.scores.passes, seconds + one.scores.seconds
