@@ -20,7 +20,7 @@ from graphwright import evolve as ev
 from graphwright import workers
 from graphwright.errors import UsageError
 from graphwright.evolve.errors import EvaluationFailed
-from graphwright.evolve.neurons import engine
+from graphwright.evolve.neurons import engine, lineage
 from graphwright.workers import Failed, WorkerError
 
 WILD: dict[str, Any] = {"split_link": 0.3, "add_link": 0.4, "delays": 0.4}
@@ -71,6 +71,7 @@ def pool() -> Iterator[workers.Processes]:
 def always_sent(monkeypatch):
     """Workers get every generation, however fast it is."""
     monkeypatch.setattr(engine, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(lineage, "_EVERY", 5)  # generations between two sweeps
 
 
 @cache
@@ -110,7 +111,7 @@ AIM = 1e9  # of no run
 
 def finish(run: Any, kind: str, folder: Path | None = None, callback: Any = None) -> None:
     run.run(
-        {"layers": 4, "function": 3, "islands": 70}.get(kind, 8),
+        {"layers": 4, "function": 3, "islands": 13}.get(kind, 8),
         target=AIM,
         save=folder,
         save_every=2,
