@@ -112,9 +112,11 @@ class EvolutionRun(ABC):
         status: Status | None = None
         saved = -1
         try:
-            self._check_workers()
+            checked = False
             while status is None and (status := self._limit(*limits, aim)) is None:
-                done = len(self.log)
+                if not checked:
+                    self._check_workers()
+                checked, done = True, len(self.log)
                 self._advance(aim, max_generations, max_evaluations)
                 self.counters.seconds = perf_counter() - began
                 if progress is not None:
