@@ -39,6 +39,7 @@ class Case:
             be 1 ulp off, or this if it is larger than 1e-4.
         exact: True if results must be equal.
         kept: indices of operands that it gets as they are nevertheless.
+        key: True if every run checks the case.
         zero: True if the results are 0, for operands that the CPU backend does not get.
         wide: dtypes of operands that the CPU backend gets in float64; other operands it gets as they are.
     """
@@ -52,6 +53,7 @@ class Case:
     wide: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16, torch.float32)
     kept: tuple[int, ...] = ()
     zero: bool = False
+    key: bool = False
 
 
 class Guarded:
@@ -166,7 +168,8 @@ def apart(case: Case, x: torch.Tensor, y: torch.Tensor) -> str:
     a, b = a[finite], b[finite]
     if not b.numel():
         return ""
-    scale = b.abs() + (b.abs().mean() if bool(b.any()) else 1.0)
+    mean = b.abs().mean()
+    scale = b.abs() + (mean if mean > 1e-12 else 1.0)
     off = (a - b).abs()
     if x.dtype in LOW and (case.tolerance or 0) < 1e-4:
         fine = (off <= 3e-6 * scale) | ((_steps(x[finite]) - _steps(y[finite].to(x.dtype))).abs() <= 1)

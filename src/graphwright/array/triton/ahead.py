@@ -51,8 +51,7 @@ class _Form:
         self.target = GPUTarget("cuda", capability, 32)
         backend, function = make_backend(self.target), launch.function
         bind = create_function_from_signature(function.signature, function.params, backend)
-        options = {"num_warps": launch.warps, "num_stages": launch.stages, "debug": False}
-        arguments, self.kinds, left = bind(*launch.args, **launch.constants, **options)
+        arguments, self.kinds, left = bind(*launch.args, **launch.constants, **launch.options, debug=False)
         self.options, self.signature, self.constants, self.attributes = function._pack_args(
             backend, left, arguments, self.kinds, left
         )

@@ -20,7 +20,7 @@ from graphwright.array.cpu.kernel import Tensors
 from graphwright.array.dtype import float32
 from graphwright.array.spec import Spec
 from graphwright.array.triton.block_attention import product
-from graphwright.array.triton.kernel import Launch, compiled, kernel, one_float
+from graphwright.array.triton.kernel import ALL_REGISTERS, Launch, compiled, kernel, one_float
 from graphwright.array.triton.launch import padded
 from graphwright.array.triton.rows import multiple, narrow, number, wide
 
@@ -285,20 +285,20 @@ FEW = 16
 TILES: dict[str, dict[tuple[int, int, bool], Tiles]] = {
     "attend": {
         (2, 64, False): Tiles(128, 64, 8, 3), (2, 64, True): Tiles(64, 64, 8, 2),
-        (2, 128, False): Tiles(128, 64, 8, 2), (2, 128, True): Tiles(64, 32, 8, 2),
+        (2, 128, False): Tiles(128, 32, 8, 3), (2, 128, True): Tiles(64, 32, 8, 2),
         (2, 256, False): Tiles(64, 32, 8, 2), (2, 256, True): Tiles(32, 32, 8, 2),
-        (4, 64, False): Tiles(64, 32, 8, 2), (4, 64, True): Tiles(32, 32, 8, 2),
+        (4, 64, False): Tiles(32, 32, 8, 2), (4, 64, True): Tiles(32, 32, 8, 2),
         (4, 128, False): Tiles(32, 32, 8, 2), (4, 128, True): Tiles(16, 32, 4, 1),
     },
     "attend_slopes": {
-        (2, 64, False): Tiles(64, 64, 4, 2), (2, 64, True): Tiles(64, 64, 8, 2),
+        (2, 64, False): Tiles(64, 64, 4, 2), (2, 64, True): Tiles(64, 32, 8, 2),
         (2, 128, False): Tiles(64, 64, 8, 2), (2, 128, True): Tiles(64, 32, 8, 2),
         (2, 256, False): Tiles(32, 64, 8, 2), (2, 256, True): Tiles(16, 32, 4, 2),
         (4, 64, False): Tiles(16, 32, 4, 1), (4, 64, True): Tiles(16, 32, 4, 1),
         (4, 128, False): Tiles(16, 16, 8, 1),
     },
     "key_slopes": {
-        (2, 64, False): Tiles(64, 64, 4, 2), (2, 64, True): Tiles(32, 64, 8, 2),
+        (2, 64, False): Tiles(32, 64, 8, 2), (2, 64, True): Tiles(32, 32, 4, 2),
         (2, 128, False): Tiles(32, 64, 8, 2), (2, 128, True): Tiles(32, 32, 4, 2),
         (2, 256, False): Tiles(32, 32, 8, 1), (2, 256, True): Tiles(16, 32, 8, 1),
         (4, 64, False): Tiles(16, 32, 8, 1), (4, 64, True): Tiles(16, 16, 4, 1),
@@ -344,7 +344,7 @@ class _Bound:
         blocks = -(-self.rows // tiles.rows) if by_rows else -(-self.keys // tiles.columns)
         args = (self.q, self.k, self.v, *self.operands, *tensors, *self.sizes, blocks, *self.numbers)
         constants = {"ROWS": tiles.rows, "COLUMNS": tiles.columns, **self.constants, **constants}
-        return Launch(function, (blocks * self.pairs,), args, constants, tiles.warps, tiles.stages)
+        return Launch(function, (blocks * self.pairs,), args, constants, tiles.warps, tiles.stages, ALL_REGISTERS)
 
 
 def _raw(t: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from graphwright.array.formulas.experts import ACTS, FIRST, KINDS, LIMIT, SLOPE,
 from graphwright.array.spec import Spec
 from graphwright.array.triton.block_attention import product
 from graphwright.array.triton.grouped import find_group
-from graphwright.array.triton.kernel import Launch, compiled, kernel, one_float
+from graphwright.array.triton.kernel import ALL_REGISTERS, Launch, compiled, kernel, one_float
 from graphwright.array.triton.rows import multiple, narrow, wide
 
 SCANNED = 1024
@@ -277,6 +277,7 @@ def expert_mlp(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list
     shared: dict[str, Any] = {"ROWS": ROWS, "COLUMNS": COLUMNS, "INNER": INNER, "BIAS": attrs["bias"],
                               "ALIGNED": aligned, "WIDE": knobs.runtime.interpret}  # fmt: skip
     act = {"KIND": KINDS.index(attrs["kind"]), "ACT": ACTS.index(attrs["act"])}
+    half = COLUMNS if x.element_size() == 2 else COLUMNS // 2  # two sums of float32
     tiles, columns, widest = -(-count // ROWS) + experts, weights.shape[1], hidden.shape[1]
     first = (x, offsets, rows, table, inner, hidden, count, tokens, experts, width, widest, width)
     second = (hidden, offsets, table, inner, results, count, experts, width, widest)
@@ -286,7 +287,9 @@ def expert_mlp(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list
     return [
         lambda: index.fill_(-1),
         Launch(invert_pairs, (-(-count // SCANNED),), inverse, {"SCANNED": SCANNED}),
-        Launch(expert_hidden, (tiles, -(-widest // COLUMNS)), first, {**shared, **act}, stages=3),
+        Launch(
+            expert_hidden, (tiles, -(-widest // half)), first, {**shared, **act, "COLUMNS": half}, 4, 3, ALL_REGISTERS
+        ),
         Launch(expert_results, (tiles, -(-width // COLUMNS)), second, shared, stages=3),
         Launch(add_pairs, (-(-tokens // TOKENS), -(-width // CHANNELS)), total, added),
     ]

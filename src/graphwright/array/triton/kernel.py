@@ -26,6 +26,8 @@ TRITON: dict[str, Kernel] = {}
 _FAMILIES = (
     "attention embedding experts grouped launch loss norm optimize paged random reduce rope scatter select softmax"
 )
+ALL_REGISTERS = 255
+"""Value of `Launch.registers` for kernels with large tiles."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _NONE = Needs()
 
@@ -40,6 +42,7 @@ class Launch:
         args: arguments other than constants, in order.
         constants: values of the `tl.constexpr` arguments.
         warps, stages: warps of a program, and stages of its software pipeline.
+        registers: most registers of a thread; None: the assembler may spill some so that more programs run at once.
     """
 
     function: Any
@@ -48,10 +51,16 @@ class Launch:
     constants: Mapping[str, Any] = field(default_factory=dict)
     warps: int = 4
     stages: int = 2
+    registers: int | None = None
 
     def __call__(self) -> None:
         if all(self.grid):
-            self.function[self.grid](*self.args, **self.constants, num_warps=self.warps, num_stages=self.stages)
+            self.function[self.grid](*self.args, **self.constants, **self.options)
+
+    @property
+    def options(self) -> dict[str, int | None]:
+        """Triton's options of the launch."""
+        return {"num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.registers}
 
 
 def compiled(function: Callable[..., Any]) -> Any:

@@ -15,7 +15,7 @@ from graphwright.array.backend import Attrs, Call
 from graphwright.array.cpu.kernel import Tensors, copy_to_outputs
 from graphwright.array.triton.attention import FEW, load_vectors, put_vectors, rows_of, softcapped
 from graphwright.array.triton.block_attention import product
-from graphwright.array.triton.kernel import Launch, compiled, kernel
+from graphwright.array.triton.kernel import ALL_REGISTERS, Launch, compiled, kernel
 from graphwright.array.triton.launch import padded
 from graphwright.array.triton.rows import multiple, number
 
@@ -156,7 +156,9 @@ def sdpa_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Laun
         "ALIGNED": all(n % 16 == 0 for n in (width, value_width, *strides)), "WIDE": knobs.runtime.interpret,
     }  # fmt: skip
     args = (q, k, v, table, lengths, (*sinks, q)[0], out, *numbers)
-    return Launch(attend_pages, (tiles * batch * groups,), args, constants, 4 if rows == FEW else WARPS)
+    return Launch(
+        attend_pages, (tiles * batch * groups,), args, constants, 4 if rows == FEW else WARPS, 2, ALL_REGISTERS
+    )
 
 
 def _takes_append(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:
