@@ -314,7 +314,10 @@ def select(deep: bool) -> Cases:
 def experts(deep: bool) -> Cases:
     for tokens, k, count in combinations(deep, (0, 1, 37, 1100), (1, 3), (1, 5)):
         choice = (drawn(tokens, k) * 4).round().to(torch.int64).clamp(-1, count - 1)
-        yield f"dispatch {tokens} {k} {count}", Case("dispatch", [choice], {"experts": count}, "odd", key=tokens == 1100)
+        yield (
+            f"dispatch {tokens} {k} {count}",
+            Case("dispatch", [choice], {"experts": count}, "odd", key=tokens == 1100),
+        )
         yield f"dispatch of a mask {tokens} {count}", Case("dispatch", [drawn(tokens, count) > 0], {"experts": count})
     for act, kind, bias, dtype, (tokens, width) in combinations(
         deep, ACTS, ("gated", "mlp", "oai"), (False, True), (F32, BF16, F16), ((37, 20), (70, 64), (1, 5))
