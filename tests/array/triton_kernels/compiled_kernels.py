@@ -46,7 +46,7 @@ def use(launch: Launch, capability: int) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    show("ops", sorted(TRITON))
+    show("ops", sorted(table()))
     shapes: dict[str, Callable[[int], Case]] = kernel_cases.SHAPES
     for name, of in shapes.items():
         show(f"forms of {name}", len(forms(of(n) for n in range(101, 121))))
