@@ -24,8 +24,10 @@ from graphwright.distributed.ranks import (
     ranks,
     setup,
 )
+from graphwright.distributed.tensor_parallel import Division, gathered, is_divided, tensor_parallel
 
 __all__ = [
+    "Division",
     "ProgramsDiffer",
     "RankLost",
     "World",
@@ -38,6 +40,8 @@ __all__ = [
     "broadcast_object",
     "close",
     "data_parallel",
+    "gathered",
+    "is_divided",
     "is_main",
     "local_rank",
     "rank",
@@ -47,4 +51,5 @@ __all__ = [
     "reduce_scatter",
     "send",
     "setup",
+    "tensor_parallel",
 ]

@@ -1,0 +1,168 @@
+"""Tensor parallelism as an edit: each rank keeps some heads and neurons, and sums over ranks join the branches.
+
+The axes that the solver finds say which rows and columns belong together: projections into the divided units lose
+columns, the projection out of them loses rows, and its result, now a part of the sum, is summed over the ranks (Shoeybi
+et al. 2019). Ranks may have different numbers of units. Undo gathers the units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from graphwright.array.world import WrongWorld, world
+from graphwright.errors import UsageError
+from graphwright.graph import NodeId
+from graphwright.ops import traits
+from graphwright.ops.axes import atoms, resolve
+from graphwright.program.axes.divide import DivideAxes, Share, divided
+from graphwright.program.editing.replace import redirect
+from graphwright.program.op_graph import Value
+from graphwright.report import Report
+
+if TYPE_CHECKING:
+    from graphwright.program import Program, Selection
+    from graphwright.program.axes.axes import Axes, AxisGroup
+    from graphwright.program.editing.transaction import Transaction
+
+_KINDS = ("heads", "kv_groups", "neurons", "queries", "experts", "channels")
+"""Kinds of units that are divided, the most wanted first."""
+
+
+@dataclass(frozen=True)
+class Division(Report):
+    """What `tensor_parallel` divided.
+
+    Attributes:
+        ranks: number of ranks.
+        axes: name of each divided axis -> units of each rank.
+        sums: paths of the nodes that sum over the ranks.
+    """
+
+    ranks: int
+    axes: dict[str, tuple[int, ...]]
+    sums: tuple[str, ...]
+
+    def _text(self) -> str:
+        width = max(map(len, self.axes), default=0)
+        lines = [f"{name:<{width}}  {' + '.join(map(str, units))}" for name, units in self.axes.items()]
+        return "\n".join([f"{len(self.axes)} axes divided among {self.ranks} ranks", *(f"  {x}" for x in lines)])
+
+
+def shares_of(units: int, ranks: int) -> tuple[int, ...]:
+    """Return the numbers of units of each rank: equal, or one more on the first ranks."""
+    return tuple(units // ranks + (r < units % ranks) for r in range(ranks))
+
+
+def tensor_parallel(e: Transaction, selection: Selection, ranks: int | None = None) -> Division:
+    """Divide the heads and neurons of selected layers among the ranks of the run; every rank makes the same edit.
+
+    An axis is divided if its units are independent of each other (heads of attention, or queries of a group if there
+    are fewer groups than ranks, neurons of a feed-forward layer, channels between two products) and if the selection
+    contains the products that sum over them. Results are those of the whole program up to the order of sums.
+
+    Args:
+        e: an edit of the program.
+        selection: nodes; `p.select("layers.*")`.
+        ranks: number of ranks, by default that of the run; in a run of one nothing is divided.
+    Raises: WrongWorld if the run has another number of ranks; UsageError if no axis can be divided.
+    """
+    here, p = world(), e.program
+    count = here.ranks if ranks is None else ranks
+    if count != here.ranks:
+        raise WrongWorld("the program would be divided among another number of ranks than the run has",
+                         where="tensor_parallel", expected=f"{here.ranks} ranks", got=f"ranks={count}",
+                         fix=f"torchrun --nproc-per-node {count} ..., and gw.distributed.setup()")  # fmt: skip
+    if count == 1:
+        return Division(1, {}, ())
+    found = p.axes()
+    groups, few = _divisible(found, set(selection.nodes), count)
+    if not groups:
+        got = "; ".join(few[:3]) or "no axis whose units are independent of each other"
+        raise UsageError("no axis of the selection can be divided", where="tensor_parallel", got=got,
+                         expected=f"heads or neurons, at least {count} of them",
+                         fix="select whole layers, or use fewer ranks")  # fmt: skip
+    shares = {group.name: shares_of(group.size, count) for group in groups}
+    sums = [_join(e, node, count) for group in groups for node in _sums(found, group)]
+    e.do(divided(p, [Share(*item) for item in shares.items()]))
+    return Division(count, shares, tuple(map(p.path, sums)))
+
+
+def _sums(found: Axes, group: AxisGroup) -> list[NodeId]:
+    return list(dict.fromkeys(node for atom in group.atoms for node, _ in found.solution.notes[atom].summed))
+
+
+def _divisible(found: Axes, inside: set[NodeId], ranks: int) -> tuple[list[AxisGroup], list[str]]:
+    """Return the axes to divide, at most one for each product that sums, and why others have too few units."""
+    p, few = found.program, dict[NodeId, str]()
+    chosen: list[AxisGroup] = []
+    busy = {atom for row in (*found.solution.lookups, *found.solution.groups) for atom in atoms(resolve(row.axis))}
+    ranked = [g for kind in _KINDS for g in found.values() if g.kind == kind and len(g.atoms) == 1]
+    joined, taken = set[NodeId](), set[str]()
+    for group in ranked:
+        sums, keys = _sums(found, group), {m.key for m in group.members if m.key is not None}
+        contractions = all(traits(p.op(node)).contracts and not traits(p.op(node)).attention for node in sums)
+        if group.frozen or group.mixed or busy & {*group.atoms} or not sums or not contractions or not inside >= {*sums}:
+            continue
+        if joined & {*sums} or taken & keys:
+            continue
+        if group.size < ranks:
+            few |= {node: f"{group.name} has {group.size} units" for node in sums}
+            continue
+        chosen.append(group)
+        joined |= {*sums}
+        taken |= keys
+    return chosen, [text for node, text in few.items() if node not in joined]
+
+
+def _join(e: Transaction, node: NodeId, ranks: int) -> NodeId:
+    """Sum the result of a product over the ranks, before its bias is added; return the node that sums."""
+    p, out = e.program, Value(node)
+    addend = traits(p.op(node)).addend
+    bias = next((x for x in p.in_edges(node) if p.edge_port(x) == addend), None) if addend is not None else None
+    path = p.path(node)
+    total = e.add("all_reduce", node, name=p.free_name(f"{path}.sum"), ranks=ranks)
+    last = total
+    if bias is not None:
+        value = p.edge_value(bias)
+        e.cut(bias)
+        if traits(p.op(node)).channels_first:
+            shape = (p.spec(value).shape[0], *(1 for _ in p.spec(node).shape[2:]))
+            value = Value(e.add("reshape", value, name=p.free_name(f"{path}.bias_of_channels"), shape=shape))
+        last = e.add("add", total, value, name=p.free_name(f"{path}.biased"))
+    redirect(e, {out: Value(last)}, skip=(total,))
+    return total
+
+
+def is_divided(p: Program) -> bool:
+    """Return whether units of the program are on other ranks."""
+    return _division(p) is not None
+
+
+def _division(p: Program) -> int | None:
+    """Return how many undo steps lead back to the whole program, or None if it is whole."""
+    undone = [entry.undo for entry in reversed(p.history.undoable) if entry.undo is not None]
+    found = [i for i, undo in enumerate(undone) if any(isinstance(x, DivideAxes) for x in undo.forward)]
+    return found[-1] + 1 if found else None
+
+
+@contextmanager
+def gathered(p: Program) -> Iterator[None]:
+    """Inside the block the program is whole, with the values of all ranks, to export or save it; every rank enters it.
+
+    It undoes the division, and redoes it at the end. Raises: UsageError if the program was edited after the division.
+    """
+    steps = _division(p)
+    if steps is not None and steps > 1:
+        raise UsageError("the program was edited after it was divided", where=p.name, got=f"{steps - 1} edits since",
+                         fix="undo these edits first, or divide the program last")  # fmt: skip
+    if steps is None:
+        yield
+        return
+    p.undo()
+    try:
+        yield
+    finally:
+        p.redo()

@@ -1,0 +1,202 @@
+"""DivideAxes and GatherAxes: each rank keeps its share of the units of some axes, and the ranks join them again.
+
+The journal's record of the edit is equal on all ranks, though what remains differs. Neither edit holds an array:
+dividing slices the weights, and gathering, which undoes it, collects the present values of all ranks. So undoing a
+division is a collective, which every rank must reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from graphwright.array import NDArray, empty, from_numpy
+from graphwright.array.world import WrongWorld, world
+from graphwright.errors import UsageError
+from graphwright.graph import NodeId
+from graphwright.ops.axes import spread
+from graphwright.program.axes.resize import ResizeAxis, ResizedWeight, resize
+from graphwright.program.editing import fields as f
+from graphwright.program.editing.edits import Edit, RecordReader
+from graphwright.program.editing.fields import each
+from graphwright.program.errors import ReplayConflict
+from graphwright.program.files import forms
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+
+
+class Share(NamedTuple):
+    """How the units of an axis are divided: the name of the axis, and the number of units of each rank, in order."""
+
+    axis: str
+    units: tuple[int, ...]
+
+    def of(self, rank: int) -> range:
+        """Return the units of a rank, of all units."""
+        ends = list(accumulate(self.units, initial=0))
+        return range(ends[rank], ends[rank + 1])
+
+
+class DividedWeight(NamedTuple):
+    """A weight along divided axes: its key, and per divided dimension the indices of each rank, in order."""
+
+    key: str
+    dims: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...]
+
+    def shape(self, array: NDArray, rank: int) -> tuple[int, ...]:
+        """Return the shape of the part of a rank, given the array of this one."""
+        sizes = dict(enumerate(array.shape)) | {dim: len(parts[rank]) for dim, parts in self.dims}
+        return tuple(sizes.values())
+
+
+_UNITS = each(f.plain(forms.integer, 0, 1 << 40))
+_DIM = f.plain(forms.integer, 0, forms.MAX_RANK)
+_ATTRS = each(f.row(f.NODE, f.ATTRS))
+
+
+@dataclass(frozen=True, slots=True)
+class _OfShares(Edit):
+    packed = {
+        "shares": each(f.row(f.TEXT, _UNITS, make=Share)),
+        "weights": each(f.row(f.TEXT, each(f.row(_DIM, each(f.INDICES))), make=DividedWeight)),
+        "whole": _ATTRS,
+        "local": _ATTRS,
+    }
+    shares: tuple[Share, ...]
+    weights: tuple[DividedWeight, ...]
+    whole: tuple[tuple[NodeId, Mapping[str, Any]], ...]  # attributes with the sizes of the whole axes
+    local: tuple[tuple[NodeId, Mapping[str, Any]], ...]  # attributes with those of this rank
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        return tuple(w.key for w in self.weights)
+
+    def replaced(self, p: Program) -> tuple[str, ...]:
+        return ()
+
+    def check(self, p: Program) -> None:
+        for share in self.shares:
+            if len(share.units) != world().ranks:
+                raise WrongWorld("the units are divided among another number of ranks than the run has",
+                                 where=share.axis, expected=f"{world().ranks} ranks",
+                                 got=f"{len(share.units)} shares")  # fmt: skip
+
+    def touches(self, p: Program) -> tuple[NodeId, ...]:
+        return self._resized(p, {}).touches(p)
+
+    def _resized(self, p: Program, arrays: Mapping[str, ResizedWeight]) -> ResizeAxis:
+        """Return the edit that sets arrays, by key, and the attributes that this edit leaves."""
+        attrs = self.local if isinstance(self, DivideAxes) else self.whole
+        given = [arrays.get(w.key) or ResizedWeight(w.key, p.weights.array(w.key), ()) for w in self.weights]
+        return ResizeAxis((), tuple(given), attrs, correct=False)
+
+    def to_json(self, p: Program) -> dict[str, Any]:
+        shares = [[share.axis, list(share.units)] for share in self.shares]
+        return {"edit": type(self).__name__, "shares": shares, "keys": [w.key for w in self.weights]}
+
+
+@dataclass(frozen=True, slots=True)
+class DivideAxes(_OfShares):
+    """Keep this rank's share of the units of axes; the other units are on other ranks."""
+
+    def invert(self, p: Program) -> GatherAxes:
+        return GatherAxes(self.shares, self.weights, self.whole, self.local)
+
+    def apply(self, p: Program) -> None:
+        rank, made = world().rank, {}
+        for w in self.weights:
+            array = p.weights.array(w.key)
+            changed = {dim: np.asarray(parts[rank], np.int64) for dim, parts in w.dims}
+            host = array.to_numpy(bits=True)
+            for dim, old in changed.items():
+                host = np.take(host, old, axis=dim)
+            part = from_numpy(np.ascontiguousarray(host), bits=array.dtype)
+            part = part if part.device == array.device else part.to(array.device)
+            p.weights.refer_slice(part, array, changed)
+            made[w.key] = ResizedWeight(w.key, part, tuple((dim, parts[rank]) for dim, parts in w.dims))
+        self._resized(p, made).apply(p)
+
+    @classmethod
+    def read(cls, r: RecordReader, record: Mapping[str, Any]) -> DivideAxes:
+        """Return the recorded edit for this rank."""
+        shares = [Share(*row) for row in _shares(record)]
+        return divided(r.program, shares)
+
+
+@dataclass(frozen=True, slots=True)
+class GatherAxes(_OfShares):
+    """Join the shares of all ranks again. Raises: RankLost, with the program unchanged."""
+
+    def invert(self, p: Program) -> DivideAxes:
+        return DivideAxes(self.shares, self.weights, self.whole, self.local)
+
+    def apply(self, p: Program) -> None:
+        made = {w.key: ResizedWeight(w.key, joined(w, p.weights.array(w.key)), self._own(w)) for w in self.weights}
+        self._resized(p, made).apply(p)
+
+    def _own(self, w: DividedWeight) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Return per dimension for each new index the index in this rank's part, or -1."""
+        found = []
+        for dim, parts in w.dims:
+            old = np.full(sum(map(len, parts)), -1, np.int64)
+            own = parts[world().rank]
+            old[list(own)] = np.arange(len(own))
+            found.append((dim, tuple(old.tolist())))
+        return tuple(found)
+
+    @classmethod
+    def read(cls, r: RecordReader, record: Mapping[str, Any]) -> GatherAxes:
+        """Raise ReplayConflict: a record does not say which entries the other ranks have."""
+        raise ReplayConflict("an edit that gathers divided units cannot be replayed", got=record.get("shares"),
+                             fix="undo the division instead")  # fmt: skip
+
+
+def joined(w: DividedWeight, array: NDArray) -> NDArray:
+    """Return the whole weight, of the parts of all ranks; every rank must call it. Raises: RankLost."""
+    here = world()
+    sizes = dict(enumerate(array.shape)) | {dim: sum(map(len, parts)) for dim, parts in w.dims}
+    whole = np.empty(tuple(sizes.values()), array.to_numpy(bits=True).dtype)
+    for rank in range(here.ranks):
+        part = array.copy() if rank == here.rank else empty(w.shape(array, rank), array.dtype, array.device)
+        if here.group is not None:
+            here.group.broadcast(part.impl, rank, f"gathering {w.key}").wait()
+        own = dict(w.dims)
+        index = [np.asarray(own[d][rank]) if d in own else np.arange(n) for d, n in enumerate(array.shape)]
+        whole[np.ix_(*index)] = part.to_numpy(bits=True)
+    made = from_numpy(whole, bits=array.dtype)
+    return made if made.device == array.device else made.to(array.device)
+
+
+def divided(p: Program, shares: Sequence[Share]) -> DivideAxes:
+    """Return the edit that keeps this rank's share of axes of a program in its present state.
+
+    Raises: UsageError if shares are not all units of an axis; WrongWorld; the errors of `resize`.
+    """
+    found, here = p.axes(), world()
+    for share in shares:
+        group = found[share.axis]
+        if len(share.units) != here.ranks:
+            raise WrongWorld("the units are divided among another number of ranks than the run has", where=share.axis,
+                             expected=f"{here.ranks} ranks", got=f"{len(share.units)} shares")  # fmt: skip
+        if group.size != sum(share.units) or min(share.units) < 1:
+            raise UsageError("the shares are not all units of the axis, at least one a rank", where=share.axis,
+                             expected=group.size, got=" + ".join(map(str, share.units)))  # fmt: skip
+    maps = [{found[s.axis].atoms[0]: np.asarray(s.of(rank)) for s in shares} for rank in range(here.ranks)]
+    mine = resize(found, {s.axis: s.of(here.rank) for s in shares}, correct=False)
+    weights = []
+    for w in mine.weights:
+        terms = found.weights[w.key]
+        dims = [(dim, tuple(tuple(spread(terms[dim], m).tolist()) for m in maps)) for dim, _ in w.dims]
+        weights.append(DividedWeight(w.key, tuple(dims)))
+    whole = tuple((node, dict(p.attrs(node))) for node, _ in mine.attrs)
+    return DivideAxes(tuple(shares), tuple(weights), whole, mine.attrs)
+
+
+def _shares(record: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
+    rows = [forms.array(row, 2) for row in forms.array(record["shares"], None, "shares")]
+    return [(forms.text(axis), tuple(forms.integer(n, 1, 1 << 40) for n in forms.array(units))) for axis, units in rows]
