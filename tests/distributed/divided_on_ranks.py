@@ -8,6 +8,7 @@ import numpy as np
 
 import graphwright as gw
 from graphwright import distributed
+from graphwright.array import from_numpy
 
 
 def feeds(p: gw.Program, batch: int = 2, length: int = 9) -> dict[str, np.ndarray]:
@@ -22,6 +23,7 @@ def bundled(selection: str = "layers.*") -> dict[str, Any]:
     given, before = feeds(p), p.hash()
     wanted = p.run(given)["logits"].to_numpy()
     sizes = {key: v.shape for key, v in p.weights.items()}
+    values = {key: v.data.to_numpy().copy() for key, v in p.weights.items()}
     with p.edit("divide") as e:
         division = distributed.tensor_parallel(e, p.select(selection))
     own = {key: v.shape for key, v in p.weights.items()}
@@ -34,10 +36,98 @@ def bundled(selection: str = "layers.*") -> dict[str, Any]:
     redone = p.hash()
     with distributed.gathered(p):
         inside = p.hash()
+    for key, v in p.weights.items():  # as training would
+        if own[key] != sizes[key]:
+            v.data = from_numpy(2 * v.data.to_numpy())
+    p.undo()
+    doubled = [key for key, v in p.weights.items() if np.array_equal(v.data.to_numpy(), 2 * values[key])]
     return {
         "axes": {name: list(units) for name, units in division.axes.items()}, "sums": list(division.sums),
         "far": float(np.abs(found - wanted).max()), "planned": float(np.abs(planned - wanted).max()),
         "same": bool(np.array_equal(again, wanted)), "hashes": [before, undone, inside],
-        "divided": [divided, redone, p.hash()], "share": sum(map(np.prod, own.values())) / sum(map(np.prod, sizes.values())),
-        "keys": sorted(own) == sorted(sizes),
+        "divided": [divided, redone], "share": sum(map(np.prod, own.values())) / sum(map(np.prod, sizes.values())),
+        "doubled": sorted(doubled) == sorted(key for key in own if own[key] != sizes[key]),
+        "journal": p.journal[-1].edits[-1],
     }  # fmt: skip
+
+
+def outputs(p: gw.Program, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Run a program node by node."""
+    run = p.run(given)
+    return {name: run[name].to_numpy() for name in p.output_names()}
+
+
+def close_to(p: gw.Program, given: dict[str, np.ndarray], selection: str = "*") -> dict[str, Any]:
+    """Divide a program; return the axes, how far its outputs and those after undo are from the whole program's."""
+    wanted = outputs(p, given)
+    before = p.hash()
+    with p.edit("divide") as e:
+        division = distributed.tensor_parallel(e, p.select(selection))
+    p.validate().check(p.name)
+    far = max(float(np.abs(v - wanted[k]).max()) for k, v in outputs(p, given).items())
+    scale = max(float(np.abs(v).max()) for v in wanted.values())
+    p.undo()
+    return {"axes": {n: list(u) for n, u in division.axes.items()}, "far": far / scale, "same": p.hash() == before}
+
+
+def modules() -> dict[str, Any]:
+    """Divide programs of other structure: biases, fused projections, channels of convolutions, a chain of products."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    found = {}
+    chain = nn.Sequential(nn.Linear(6, 11), nn.GELU(), nn.Linear(11, 7), nn.Tanh(), nn.Linear(7, 5))
+    convs = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 5, 3, padding=1), nn.ReLU(), nn.Conv2d(5, 4, 1)
+    )
+    layer = nn.TransformerEncoderLayer(24, 4, 32, batch_first=True, dropout=0.0).eval()
+    for name, module, example in (
+        ("chain", chain, torch.randn(3, 6)),
+        ("convs", convs, torch.randn(2, 3, 6, 6)),
+        ("layer", layer, torch.randn(2, 5, 24)),
+    ):
+        p = gw.from_torch(module.eval(), (example,))
+        found[name] = close_to(p, {p.input_names()[0]: example.numpy()})
+    return found
+
+
+def pruned() -> dict[str, Any]:
+    """Divide a model of which every layer has other numbers of heads and neurons."""
+    p = gw.open("bundled").program
+    with p.edit("cut") as e:
+        axes = p.axes()
+        for i in range(4):
+            e.cut_units(axes[f"layers.{i}.mlp.neurons"].units(list(range(0, 30 * i + 7))))
+    return close_to(p, feeds(p), "layers.*")
+
+
+def refused() -> dict[str, str]:
+    """Return the errors of divisions that cannot be made."""
+    found = {}
+    p = gw.open("bundled").program
+    calls = {"ranks": lambda e: distributed.tensor_parallel(e, p.select("layers.*"), ranks=5),
+             "nothing": lambda e: distributed.tensor_parallel(e, p.select("embed"))}  # fmt: skip
+    before = p.hash()
+    for name, call in calls.items():
+        try:
+            with p.edit("divide") as e:
+                call(e)
+        except gw.errors.GraphwrightError as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    found["hash"] = str(p.hash() == before)
+    with p.edit("divide") as e:
+        distributed.tensor_parallel(e, p.select("layers.*"))
+    with p.edit("more") as e:
+        e.set_weight("model.norm.weight", lambda w: w * 1.0)
+    try:
+        with distributed.gathered(p):
+            pass
+    except gw.errors.GraphwrightError as error:
+        found["later"] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def everything() -> dict[str, Any]:
+    """Return the facts of all checks; one start of the processes serves all."""
+    return {"bundled": bundled(), "modules": modules(), "pruned": pruned(), "refused": refused()}

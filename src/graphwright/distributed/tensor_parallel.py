@@ -103,8 +103,15 @@ def _divisible(found: Axes, inside: set[NodeId], ranks: int) -> tuple[list[AxisG
     joined, taken = set[NodeId](), set[str]()
     for group in ranked:
         sums, keys = _sums(found, group), {m.key for m in group.members if m.key is not None}
-        contractions = all(traits(p.op(node)).contracts and not traits(p.op(node)).attention for node in sums)
-        if group.frozen or group.mixed or busy & {*group.atoms} or not sums or not contractions or not inside >= {*sums}:
+        contractions = all(_contracts(p, node) for node in sums)
+        if (
+            group.frozen
+            or group.mixed
+            or busy & {*group.atoms}
+            or not sums
+            or not contractions
+            or not inside >= {*sums}
+        ):
             continue
         if joined & {*sums} or taken & keys:
             continue
@@ -115,6 +122,12 @@ def _divisible(found: Axes, inside: set[NodeId], ranks: int) -> tuple[list[AxisG
         joined |= {*sums}
         taken |= keys
     return chosen, [text for node, text in few.items() if node not in joined]
+
+
+def _contracts(p: Program, node: NodeId) -> bool:
+    """Return whether a node is a product of operands 0 and 1, to which at most a bias is added."""
+    row = traits(p.op(node))
+    return bool(row.contracts) and {p.edge_port(x) for x in p.in_edges(node)} <= {0, 1, row.addend}
 
 
 def _join(e: Transaction, node: NodeId, ranks: int) -> NodeId:

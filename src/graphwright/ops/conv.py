@@ -111,7 +111,7 @@ def grouped_channels(u: AxesUse, groups: Atom, *channels: Term) -> None:
 
 class _Convolution(Row):
     arity, saves, emit = (2, 3), Saves(inputs=(0, 1)), _emit_conv
-    traits = Traits(channels_first=True, amp="low", contiguous=(0, 1))
+    traits = Traits(channels_first=True, amp="low", contiguous=(0, 1), addend=2)
 
 
 @op("conv")

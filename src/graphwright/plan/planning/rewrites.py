@@ -98,7 +98,10 @@ def addend_into_product(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slo
         inner, other = slots[record.reads[number]].spec, slots[addend].spec
         value = record.sources[number]
         product = builder.records[value.node]
-        if product.op in KINDS or get(product.op).traits.addend != len(product.reads):
+        if product.op in KINDS:
+            continue
+        traits = get(product.op).traits
+        if traits.addend != len(product.reads) or traits.channels_first:
             continue
         if record.reads[number] not in product.own or not builder.read_once(value):
             continue

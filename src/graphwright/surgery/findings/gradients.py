@@ -200,7 +200,7 @@ def _cancelled(p: Program, node: NodeId) -> bool:
         row = OPS.get(p.op(reader))
         if row is None or row.traits.attention or row.traits.batch_statistics:
             return False
-        bias = row.traits.addend == port or (row.traits.contracts == "window" and port == 2)
+        bias = row.traits.addend == port
         return row.view is not None or row.traits.convert or bias or row.traits.sums or row.traits.nary
 
     end, port = next_reader(p, node, passes)
