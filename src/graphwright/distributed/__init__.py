@@ -14,6 +14,7 @@ from graphwright.distributed.collectives import (
     send,
 )
 from graphwright.distributed.data_parallel import ProgramsDiffer, data_parallel
+from graphwright.distributed.edits import EditRefused, sync_edits
 from graphwright.distributed.ranks import (
     barrier,
     broadcast_object,
@@ -28,6 +29,7 @@ from graphwright.distributed.tensor_parallel import Division, gathered, is_divid
 
 __all__ = [
     "Division",
+    "EditRefused",
     "ProgramsDiffer",
     "RankLost",
     "World",
@@ -51,5 +53,6 @@ __all__ = [
     "reduce_scatter",
     "send",
     "setup",
+    "sync_edits",
     "tensor_parallel",
 ]

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 
+FindPayload = Callable[[Entry, int, Mapping[str, Any]], "NDArray"]
+"""(entry, index of an edit in it, the field `payload` of its record) -> the array that it names."""
+
+
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """Result of a replay: the new entries, and with `strict=False` the conflicts of the skipped entries."""
@@ -62,9 +66,10 @@ def replay(
     """
     entries = in_force(_entries(journal))
     kind = None if cast is None else dtype(cast)
+    find = PayloadFinder(entries, payloads or {}).find
     if strict and entries:  # first on an abstract fork: a conflict in a late entry must leave `onto` unchanged
-        _play(entries, abstract_fork(onto), True, payloads or {}, kind)
-    return _play(entries, onto, strict, payloads or {}, kind)
+        play(entries, abstract_fork(onto), True, find, kind)
+    return play(entries, onto, strict, find, kind)
 
 
 def _entries(journal: Sequence[Entry] | Program | StrPath) -> Sequence[Entry]:
@@ -92,13 +97,11 @@ def _read(journal: StrPath) -> Sequence[Entry]:
         raise ProgramFileError("cannot read the journal", where=repr(journal), got=str(error)) from error
 
 
-def _play(
-    entries: Sequence[Entry], p: Program, strict: bool, payloads: Mapping[str, NDArray], kind: DType | None
-) -> Replayed:
+def play(entries: Sequence[Entry], p: Program, strict: bool, find: FindPayload, kind: DType | None = None) -> Replayed:
+    """Apply entries to a program; `find` returns arrays as `PayloadFinder.find`. See `replay` for the rest."""
     made: list[Entry] = []
     conflicts: list[ReplayConflict] = []
     ports: dict[tuple[str, int], int] = {}
-    arrays = PayloadFinder(entries, payloads)
     for entry in entries:
         at = f"entry {entry.seq} ({entry.why})"
         before, saved = len(p.journal), dict(ports)
@@ -111,7 +114,7 @@ def _play(
                     e.warnings.append(f"{foreign[0]}{more}: the values are those of the program that was recorded")
                 for i, record in enumerate(entry.edits):
                     at = f"entry {entry.seq} ({entry.why}), edit {i}: {_label(record)}"
-                    edit = RecordReader(p, partial(arrays.find, entry, i), ports, kind).edit(record)
+                    edit = RecordReader(p, partial(find, entry, i), ports, kind).edit(record)
                     if isinstance(edit, AddEdge | Rewire) and edit.src.port >= len(p.specs(edit.src.node)):
                         e.spec(edit.src)  # a result that an earlier edit of this entry adds, such as a gate
                     e.do(edit)
