@@ -9,6 +9,7 @@ import numpy as np
 import graphwright as gw
 from graphwright import distributed
 from graphwright.array import from_numpy
+from graphwright.errors import GraphwrightError
 
 
 def feeds(p: gw.Program, batch: int = 2, length: int = 9) -> dict[str, np.ndarray]:
@@ -113,7 +114,7 @@ def refused() -> dict[str, str]:
         try:
             with p.edit("divide") as e:
                 call(e)
-        except gw.errors.GraphwrightError as error:
+        except GraphwrightError as error:
             found[name] = f"{type(error).__name__}: {error}"
     found["hash"] = str(p.hash() == before)
     with p.edit("divide") as e:
@@ -123,7 +124,7 @@ def refused() -> dict[str, str]:
     try:
         with distributed.gathered(p):
             pass
-    except gw.errors.GraphwrightError as error:
+    except GraphwrightError as error:
         found["later"] = f"{type(error).__name__}: {error}"
     return found
 

@@ -41,7 +41,7 @@ def random_edit(p: gw.Program, rng: np.random.Generator, n: int) -> None:
             e.insert(edge, "sin", name=f"sin{n}")
         else:
             source = next(m for m in p.order() if p.op(m) == "tanh")
-            width = p.spec(source).shape[-1]
+            width = int(p.spec(source).shape[-1])
             w = e.param(f"extra{n}", rng.normal(size=(6, width)).astype("f4"))
             e.connect(e.add("linear", source, w, name=f"linear{n}"), p.output("y").node)
 
