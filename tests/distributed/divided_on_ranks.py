@@ -10,6 +10,7 @@ import graphwright as gw
 from graphwright import distributed
 from graphwright.array import from_numpy
 from graphwright.errors import GraphwrightError
+from graphwright.program.axes.divide import divided_weights
 
 
 def feeds(p: gw.Program, batch: int = 2, length: int = 9) -> dict[str, np.ndarray]:
@@ -131,4 +132,37 @@ def refused() -> dict[str, str]:
 
 def everything() -> dict[str, Any]:
     """Return the facts of all checks; one start of the processes serves all."""
-    return {"bundled": bundled(), "modules": modules(), "pruned": pruned(), "refused": refused()}
+    return {"bundled": bundled(), "modules": modules(), "pruned": pruned(), "refused": refused(),
+            "trained": trained(4, distributed.ranks(), 0.5)}  # fmt: skip
+
+
+def trained(steps: int, ranks: int, clip: float | None, divide: bool = True) -> dict[str, Any]:
+    """Train the bundled model on the same batches, divided among the ranks; return losses, and the weights at the end.
+
+    With `divide=False` it trains whole.
+    """
+    p = gw.open("bundled", dtype="float32").program
+    if divide:
+        with p.edit("divide") as e:
+            distributed.tensor_parallel(e, p.select("layers.*"))
+    rng = np.random.default_rng(11)
+    optimizer = gw.optim.SGD(p.parameters(), lr=0.02, momentum=0.9)
+
+    def loss(logits: Any, ids: Any) -> Any:
+        return gw.nn.functional.cross_entropy(logits[:, :-1], ids[:, 1:], dim=-1)
+
+    given = feeds(p, 2, 9)
+    step = gw.compile_step(p, loss, optimizer, given, clip=clip)
+    if divide:
+        distributed.data_parallel(step)
+    losses = []
+    for _ in range(steps):
+        given["ids"] = rng.integers(0, 200, given["ids"].shape)
+        losses.append(step(given).item())
+    whole = [key for key in p.weights if key not in divided_weights(p)]
+    replicas = {key: float(p.weights.array(key).to_numpy("float64").sum()) for key in whole}
+    with distributed.gathered(p):
+        sums = {key: float(np.abs(v.data.to_numpy("float64")).sum()) for key, v in p.weights.items()}
+        keys = ("model.norm.weight", "model.layers.1.mlp.down_proj.weight", "model.layers.2.self_attn.q_proj.weight")
+        few = {key: p.weights.array(key).to_numpy("float64").ravel()[:2000:7].tolist() for key in keys}
+    return {"losses": losses, "replicas": replicas, "sums": sums, "few": few}

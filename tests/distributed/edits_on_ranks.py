@@ -46,18 +46,26 @@ def random_edit(p: gw.Program, rng: np.random.Generator, n: int) -> None:
             e.connect(e.add("linear", source, w, name=f"linear{n}"), p.output("y").node)
 
 
-def fifty() -> dict[str, Any]:
-    """Rank 0 makes random edits, of which all ranks have the result after each call."""
-    p, rng = net(), np.random.default_rng(5)
-    hashes, counts = [], []
-    for n in range(50):
+def fifty(rounds: int = 50, ranks: int = 3) -> dict[str, Any]:
+    """Rank 0 makes random edits between steps of training, which all ranks have after each call."""
+    p, rng, batches = net(), np.random.default_rng(5), np.random.default_rng(6)
+    optimizer = gw.optim.Adam(p.parameters(), lr=1e-2)
+    here, share = distributed.rank(), 6 // distributed.ranks()
+    inputs = {"x": (share, 6), "t": np.zeros((share, 6), "f4")}
+    step = gw.compile_step(p, lambda y, t: ((y - t) ** 2).mean(), optimizer, inputs)
+    distributed.data_parallel(step)
+    structures, weights, counts, losses = [], [], [], []
+    for n in range(rounds):
         if distributed.is_main():
             for k in range(int(rng.integers(3))):
                 random_edit(p, rng, 10 * n + k)
         counts.append(len(distributed.sync_edits(p)))
-        hashes.append(p.hash())
-    x = np.random.default_rng(1).normal(size=(4, 6)).astype("f4")
-    return {"hashes": hashes, "counts": counts, "y": p.run({"x": x})["y"].to_numpy().tolist()}
+        x, t = batches.normal(size=(2, 6, 6)).astype("f4")
+        own = slice(here * share, (here + 1) * share)
+        losses.append(step(x=x[own], t=t[own]).item())
+        structures.append(p.structure_hash())
+        weights.append(p.hash())
+    return {"structures": structures, "weights": weights, "counts": counts, "losses": losses}
 
 
 def refused() -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import divided_on_ranks
+import numpy as np
 import pytest
 
 import graphwright as gw
@@ -30,6 +31,11 @@ def check(found: list[dict[str, Any]], ranks: int) -> None:
         assert facts["refused"]["nothing"].startswith("UsageError")
         assert "1 edits since" in facts["refused"]["later"]
         assert facts["refused"]["hash"] == "True"
+    alone, together = divided_on_ranks.trained(4, ranks, 0.5, divide=False), [facts["trained"] for facts in found]
+    assert all(one == together[0] for one in together)  # replicas have equal bits
+    np.testing.assert_allclose(together[0]["losses"], alone["losses"], rtol=1e-5)
+    for key, values in alone["few"].items():
+        np.testing.assert_allclose(together[0]["few"][key], values, atol=1e-6)
     assert len({str(facts["bundled"]["journal"]) for facts in found}) == 1  # the same record on all ranks
     assert len({facts["bundled"]["divided"][0] for facts in found}) == ranks  # of different weights
 

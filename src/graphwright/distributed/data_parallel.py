@@ -18,6 +18,7 @@ from graphwright.optim.checkpoint import training_variables
 from graphwright.optim.exchange import Exchange
 from graphwright.optim.optimizer import Optimizer, wide
 from graphwright.plan.options import ATEN
+from graphwright.program.axes.divide import DIVIDED, divided_weights
 from graphwright.program.kinds import KINDS
 
 if TYPE_CHECKING:
@@ -111,13 +112,14 @@ class DataParallel(Exchange):
         optimizer: the optimizer of the step.
     """
 
-    def __init__(self, world: World, bucket_bytes: int, optimizer: Optimizer) -> None:
+    def __init__(self, world: World, bucket_bytes: int, optimizer: Optimizer, source: Program) -> None:
         self.world, self.bucket_bytes, self.ranks = world, bucket_bytes, world.ranks
-        self.optimizer = optimizer
+        self.optimizer, self.source = optimizer, source
+        self._local: list[Parameter] = []  # divided among the ranks, with a gradient in the present trace
 
     def traced(self, source: Program, step: Program) -> None:
         """Compare program and collectives with those of the other ranks. Raises: ProgramsDiffer, RankLost."""
-        agree(source.structure_hash(), "programs")
+        agree(structure(source), "programs")
         agree(collectives_hash(step), "collectives in their training step")
 
     def mean(self, loss: Tensor, skip: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -130,11 +132,18 @@ class DataParallel(Exchange):
         return both[0].to(loss.dtype), None if skip is None else both[1] > 0.0
 
     def gradients(self, members: Sequence[Parameter], gate: Tensor | None) -> None:
-        """Replace the gradients by their means over all ranks."""
-        n = self.world.ranks
+        """Replace the gradients by their means over all ranks.
+
+        A divided parameter has the gradient of the sum of the losses of all ranks already, by its sums over ranks.
+        """
+        n, local = self.world.ranks, local_variables(self.source)
+        self._local = [p for p in members if id(p) in local and p.grad is not None]
+        for p in self._local:
+            assert p.grad is not None
+            p.grad = p.grad * (1.0 / n)
         gates = () if gate is None else (gate,)
         started = []
-        for bucket in buckets(members, self.bucket_bytes):
+        for bucket in buckets([p for p in members if id(p) not in local], self.bucket_bytes):
             grads = [p.grad.to(wide(p.dtype)) for p in bucket if p.grad is not None]
             attrs = {"ranks": n, "scale": 1.0 / n, "gated": gate is not None}
             started.append((bucket, call("all_reduce_start", *grads, *gates, **attrs)))
@@ -142,6 +151,19 @@ class DataParallel(Exchange):
             found = call("all_reduce_wait", begun, ranks=n)
             for p, g in zip(bucket, parts(found, [p.shape for p in bucket]), strict=True):
                 p.grad = g
+
+    def norm(self, norm: Tensor) -> Tensor:
+        """Return the norm of the gradients of all ranks, where divided parameters count once."""
+        if not self._local:
+            return norm
+        n = self.ranks
+        squares = [(p.grad.to(norm.dtype) ** 2).sum() for p in self._local if p.grad is not None]
+        divided = call("all_reduce", sum(squares[1:], squares[0]), ranks=n)
+        return ((call("all_reduce", norm * norm, ranks=n) - divided) / n + divided).sqrt()
+
+    def found(self, found: Tensor) -> Tensor:
+        """Return whether a gradient of any rank is not finite."""
+        return found if not self._local else (call("all_reduce", found, ranks=self.ranks) > 0.0).to("float32")
 
 
 def data_parallel(step: CompiledStep, *, bucket_mb: float = 25.0, shard_optimizer: bool = False) -> CompiledStep:
@@ -170,18 +192,42 @@ def data_parallel(step: CompiledStep, *, bucket_mb: float = 25.0, shard_optimize
         start_equal(step)
         from graphwright.distributed.sharded import ShardedOptimizer
 
+        if shard_optimizer and divided_weights(step.source):
+            raise UsageError("the states of divided parameters are divided already", where="data_parallel",
+                             got="shard_optimizer=True, and a program divided by tensor_parallel",
+                             fix="shard_optimizer=False")  # fmt: skip
         kind = ShardedOptimizer if shard_optimizer else DataParallel
-        step.trace_again(kind(now, int(bucket_mb * MB), step.optimizer), _executor(step))
+        step.trace_again(kind(now, int(bucket_mb * MB), step.optimizer, step.source), _executor(step))
     return step
 
 
 def start_equal(step: CompiledStep) -> None:
     """Compare the program with that of the other ranks, and take the values of all variables from rank 0."""
-    agree(step.source.structure_hash(), "programs")
+    agree(structure(step.source), "programs")
     variables, _ = training_variables(step.source, step.optimizer, step.settings.scaler, step)
+    local = local_variables(step.source)
+    for p in [p for p in step.optimizer.state if id(p) in local]:
+        local |= {id(v) for v in step.optimizer.state[p].variables().values()}
+    variables = {name: v for name, v in variables.items() if id(v) not in local}
     described = [(name, repr(v.spec)) for name, v in variables.items()]
     agree(blake2b(repr(described).encode(), digest_size=16).hexdigest(), "parameters or optimizer states")
     take_from_root(variables)
+
+
+def structure(p: Program) -> str:
+    """Return a hash that is equal on ranks with the same program, which may have different parts of divided weights."""
+    if not divided_weights(p):
+        return p.structure_hash()
+    found = blake2b(digest_size=16)
+    for node in p.order():
+        mark = p.attrs(node).get(DIVIDED)
+        found.update(repr((p.path(node), p.op(node), [p.path(v) for v in p.operands(node)], mark)).encode())
+    return found.hexdigest()
+
+
+def local_variables(p: Program) -> set[int]:
+    """Return the ids of the variables of which other ranks have parts."""
+    return {id(p.weights[key]) for key in divided_weights(p)}
 
 
 def take_from_root(variables: Mapping[str, Variable]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from graphwright.autograd import Parameter, Tensor
 from graphwright.distributed.data_parallel import DataParallel, buckets, nbytes, parts
 from graphwright.ops import call
 from graphwright.optim.optimizer import Optimizer, wide
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
 
 
 class OwnedBucket(NamedTuple):
@@ -41,8 +44,8 @@ class ShardedOptimizer(DataParallel):
 
     each_batch = True
 
-    def __init__(self, world: World, bucket_bytes: int, optimizer: Optimizer) -> None:
-        super().__init__(world, bucket_bytes, optimizer)
+    def __init__(self, world: World, bucket_bytes: int, optimizer: Optimizer, source: Program) -> None:
+        super().__init__(world, bucket_bytes, optimizer, source)
         self.owner: dict[int, tuple[int, Parameter]] = {}
         self._buckets: list[OwnedBucket] = []
         self._assign_owners([*optimizer.parameters()])

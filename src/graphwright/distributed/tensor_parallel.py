@@ -17,7 +17,7 @@ from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import traits
 from graphwright.ops.axes import atoms, resolve
-from graphwright.program.axes.divide import DivideAxes, Share, divided
+from graphwright.program.axes.divide import DivideAxes, Share, divided, divided_weights
 from graphwright.program.editing.replace import redirect
 from graphwright.program.op_graph import Value
 from graphwright.report import Report
@@ -151,7 +151,7 @@ def _join(e: Transaction, node: NodeId, ranks: int) -> NodeId:
 
 def is_divided(p: Program) -> bool:
     """Return whether units of the program are on other ranks."""
-    return _division(p) is not None
+    return bool(divided_weights(p))
 
 
 def _division(p: Program) -> int | None:
@@ -167,13 +167,16 @@ def gathered(p: Program) -> Iterator[None]:
 
     It undoes the division, and redoes it at the end. Raises: UsageError if the program was edited after the division.
     """
-    steps = _division(p)
-    if steps is not None and steps > 1:
-        raise UsageError("the program was edited after it was divided", where=p.name, got=f"{steps - 1} edits since",
-                         fix="undo these edits first, or divide the program last")  # fmt: skip
-    if steps is None:
+    if not is_divided(p):
         yield
         return
+    steps = _division(p)
+    if steps is None:
+        raise UsageError("the history of the program has no division to undo", where=p.name,
+                         fix="divide the program in this process, with an undo horizon that keeps the edit")  # fmt: skip
+    if steps > 1:
+        raise UsageError("the program was edited after it was divided", where=p.name, got=f"{steps - 1} edits since",
+                         fix="undo these edits first, or divide the program last")  # fmt: skip
     p.undo()
     try:
         yield

@@ -25,9 +25,14 @@ from graphwright.program.editing.edits import Edit, RecordReader
 from graphwright.program.editing.fields import each
 from graphwright.program.errors import ReplayConflict
 from graphwright.program.files import forms
+from graphwright.program.kinds import STORED
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
+
+
+DIVIDED = "divided"
+"""Attribute of the nodes of weights that are divided: pairs (dimension, its entries on each rank)."""
 
 
 class Share(NamedTuple):
@@ -193,8 +198,16 @@ def divided(p: Program, shares: Sequence[Share]) -> DivideAxes:
         terms = found.weights[w.key]
         dims = [(dim, tuple(tuple(spread(terms[dim], m).tolist()) for m in maps)) for dim, _ in w.dims]
         weights.append(DividedWeight(w.key, tuple(dims)))
-    whole = tuple((node, dict(p.attrs(node))) for node, _ in mine.attrs)
-    return DivideAxes(tuple(shares), tuple(weights), whole, mine.attrs)
+    marks = {w.key: tuple((dim, tuple(map(len, parts))) for dim, parts in w.dims) for w in weights}
+    stored = [(n, marks[p.key(n)]) for kind in sorted(STORED) for n in p.of_kind(kind) if p.key(n) in marks]
+    local = (*mine.attrs, *((node, {**p.attrs(node), DIVIDED: mark}) for node, mark in stored))
+    whole = tuple((node, dict(p.attrs(node))) for node, _ in local)
+    return DivideAxes(tuple(shares), tuple(weights), whole, local)
+
+
+def divided_weights(p: Program) -> frozenset[str]:
+    """Return the keys of the weights of which other ranks have parts."""
+    return frozenset(p.key(n) for kind in STORED for n in p.of_kind(kind) if DIVIDED in p.attrs(n))
 
 
 def _shares(record: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
