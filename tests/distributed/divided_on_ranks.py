@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import graphwright as gw
 from graphwright import distributed
-from graphwright.array import from_numpy
+from graphwright.array import empty, from_numpy
+from graphwright.distributed import saving
 from graphwright.errors import GraphwrightError
 from graphwright.program.axes.divide import divided_weights
 
@@ -166,3 +169,70 @@ def trained(steps: int, ranks: int, clip: float | None, divide: bool = True) -> 
         keys = ("model.norm.weight", "model.layers.1.mlp.down_proj.weight", "model.layers.2.self_attn.q_proj.weight")
         few = {key: p.weights.array(key).to_numpy("float64").ravel()[:2000:7].tolist() for key in keys}
     return {"losses": losses, "replicas": replicas, "sums": sums, "few": few}
+
+
+DOUBLED = ("model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.down_proj.weight", "model.norm.weight")
+
+
+def killed(folder: str) -> None:
+    """Save a model while rank 1 is killed."""
+    model = gw.open("bundled")
+    if distributed.rank() == 1:
+        saving._write = lambda *args: os.kill(os.getpid(), 9)
+    distributed.save(model, f"{folder}/out")
+
+
+def saved(folder: str) -> dict[str, Any]:
+    """Change weights of a divided model, save it by all ranks, and make a save fail on rank 1."""
+    model = gw.open("bundled")
+    p = model.program
+    with p.edit("divide") as e:
+        distributed.tensor_parallel(e, p.select("layers.*"))
+    for key in DOUBLED:
+        v = p.weights[key]
+        v.data = empty(v.shape, v.dtype).copy_from(from_numpy(2 * v.data.to_numpy("float32")))
+    distributed.save(model, f"{folder}/out")
+    found: dict[str, Any] = {"again": "", "failed": ""}
+    try:
+        distributed.save(model, f"{folder}/out")
+    except GraphwrightError as error:
+        found["again"] = f"{type(error).__name__}: {error}"
+    if distributed.rank() == 1:
+
+        def fail(*args: Any) -> None:
+            raise OSError("no space left")
+
+        saving._write = fail
+    try:
+        distributed.save(model, f"{folder}/other")
+    except GraphwrightError as error:
+        found["failed"] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def resident(path: str) -> int:
+    """Return the bytes of the mapped files at a path that this process has read, as Linux counts them."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            inside = path in line
+        elif inside and line.startswith("Rss:"):
+            total += 1024 * int(line.split()[1])
+    return total
+
+
+def loaded(folder: str) -> list[int]:
+    """Divide and run a model of a file.
+
+    Return the bytes of the file that this rank has read, and of the weights that are still mapped and those that are
+    copies.
+    """
+    model = gw.open(folder, tokenizer=False)
+    with model.program.edit("divide") as e:
+        distributed.tensor_parallel(e, model.program.select("layers.*"))
+    ids = np.zeros((1, 4), np.int64)
+    model.program.run({"ids": ids, "positions": np.arange(4)[None]})
+    arrays = [v.data for v in model.program.weights.values()]
+    kinds = [a.storage.kind == "mapped" for a in arrays]
+    sizes = [sum(a.nbytes for a, there in zip(arrays, kinds, strict=True) if there == kind) for kind in (True, False)]
+    return [resident(folder), *sizes]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import divided_on_ranks
 import numpy as np
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import graphwright as gw
 from graphwright.distributed.tensor_parallel import shares_of
-from run_ranks import run_ranks
+from run_ranks import end_ranks, run_ranks
 
 
 def check(found: list[dict[str, Any]], ranks: int) -> None:
@@ -59,3 +62,43 @@ def test_one_rank_divides_nothing() -> None:
     with p.edit("divide") as e:
         division = gw.distributed.tensor_parallel(e, p.select("layers.*"))
     assert (division.axes, p.hash(), gw.distributed.is_divided(p)) == ({}, before, False)
+
+
+def test_all_ranks_write_one_checkpoint(tmp_path: Path) -> None:
+    first, second = run_ranks(2, divided_on_ranks.saved, str(tmp_path))
+    assert first["again"].startswith("DestinationExists")
+    assert second["again"].startswith("SaveFailed")
+    for facts in (first, second):
+        assert "rank 1: no space left" in facts["failed"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    sizes = [path.stat().st_size for path in (tmp_path / "out").glob("*.safetensors")]
+    assert len(sizes) == 2
+    assert max(sizes) < 1.2 * min(sizes)
+    ours, before = gw.open(tmp_path / "out").program.weights, gw.open("bundled").program.weights
+    assert list(ours) == list(before)
+    for key in ours:
+        factor = 2 if key in divided_on_ranks.DOUBLED else 1
+        a, b = (w.array(key).to_numpy("float32") for w in (ours, before))
+        np.testing.assert_array_equal(a, factor * b, err_msg=key)
+
+
+def test_a_rank_killed_while_saving_leaves_nothing(tmp_path: Path) -> None:
+    lead, killed = end_ranks(2, divided_on_ranks.killed, str(tmp_path), timeout=4.0)
+    assert killed.code == -9
+    assert "RankLost" in lead.text
+    assert "rank 1 did not reach a collective" in lead.text
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.deep
+@pytest.mark.linux
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_each_rank_reads_its_part_of_the_file(tmp_path: Path, ranks: int) -> None:
+    sizes = {"hidden_size": 768, "intermediate_size": 6144, "num_attention_heads": 12, "num_key_value_heads": 12}
+    config = LlamaConfig(vocab_size=64, num_hidden_layers=3, **sizes)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    whole = (tmp_path / "model.safetensors").stat().st_size
+    for read, mapped, copied in run_ranks(ranks, divided_on_ranks.loaded, str(tmp_path)):
+        assert abs(mapped - whole * 0.66 / ranks) < 0.05 * whole  # rows: projections into heads and neurons
+        assert abs(copied - whole * 0.33 / ranks) < 0.05 * whole  # columns
+        assert read < whole * (0.66 / ranks + 0.33) + 0.2 * whole  # columns are read by pages, and pages in groups

@@ -25,6 +25,7 @@ from graphwright.distributed.ranks import (
     ranks,
     setup,
 )
+from graphwright.distributed.saving import SaveFailed, save
 from graphwright.distributed.tensor_parallel import Division, gathered, is_divided, tensor_parallel
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "EditRefused",
     "ProgramsDiffer",
     "RankLost",
+    "SaveFailed",
     "World",
     "WrongWorld",
     "all_gather",
@@ -51,6 +53,7 @@ __all__ = [
     "recv",
     "reduce",
     "reduce_scatter",
+    "save",
     "send",
     "setup",
     "sync_edits",

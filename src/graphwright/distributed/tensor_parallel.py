@@ -172,10 +172,11 @@ def gathered(p: Program) -> Iterator[None]:
         return
     steps = _division(p)
     if steps is None:
-        raise UsageError("the history of the program has no division to undo", where=p.name,
-                         fix="divide the program in this process, with an undo horizon that keeps the edit")  # fmt: skip
+        fix = "divide the program in this process, with an undo horizon that keeps the edit"
+        raise UsageError("the history of the program has no division to undo", where=p.name, fix=fix)
     if steps > 1:
-        raise UsageError("the program was edited after it was divided", where=p.name, got=f"{steps - 1} edits since",
+        what, got = "the program was edited after it was divided", f"{steps - 1} edits since"
+        raise UsageError(what, where=p.name, got=got,
                          fix="undo these edits first, or divide the program last")  # fmt: skip
     p.undo()
     try:

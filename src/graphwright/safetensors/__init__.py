@@ -15,11 +15,12 @@ from graphwright.safetensors.errors import (
 )
 from graphwright.safetensors.header import BITS, Header, TensorInfo, build_header, parse_header
 from graphwright.safetensors.joined import JoinedCheckpoint
-from graphwright.safetensors.reader import Checkpoint, TensorFile
+from graphwright.safetensors.reader import INDEX_SUFFIX, Checkpoint, TensorFile
 from graphwright.safetensors.writer import (
     Shard,
     Stored,
     TensorData,
+    index_file,
     parse_size,
     plan_like,
     plan_shards,
@@ -28,8 +29,33 @@ from graphwright.safetensors.writer import (
 )
 
 __all__ = [
-    "BITS", "HEADER_RULES", "INDEX_RULES", "Checkpoint", "CheckpointChanged", "CheckpointClosed", "CheckpointError",
-    "CheckpointNotFound", "DividedCheckpoint", "Header", "HeaderError", "IndexFileError", "JoinedCheckpoint", "Shard",
-    "Stored", "TensorData", "TensorFile", "TensorInfo", "UnknownKey", "UnsafeFile", "build_header", "parse_header",
-    "parse_size", "plan_like", "plan_shards", "write_checkpoint", "write_tensors",
+    "BITS",
+    "HEADER_RULES",
+    "INDEX_RULES",
+    "INDEX_SUFFIX",
+    "Checkpoint",
+    "CheckpointChanged",
+    "CheckpointClosed",
+    "CheckpointError",
+    "CheckpointNotFound",
+    "DividedCheckpoint",
+    "Header",
+    "HeaderError",
+    "IndexFileError",
+    "JoinedCheckpoint",
+    "Shard",
+    "Stored",
+    "TensorData",
+    "TensorFile",
+    "TensorInfo",
+    "UnknownKey",
+    "UnsafeFile",
+    "build_header",
+    "index_file",
+    "parse_header",
+    "parse_size",
+    "plan_like",
+    "plan_shards",
+    "write_checkpoint",
+    "write_tensors",
 ]  # fmt: skip

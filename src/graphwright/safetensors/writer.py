@@ -306,5 +306,10 @@ def _index(names: Sequence[str], shards: Sequence[Shard], plan: Checkpoint | Non
         same = known["weight_map"] == weight_map and isinstance(facts, dict) and facts.get("total_size") == total
         if copied == list(names) or same:
             return before
-    content = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    return index_file(weight_map, total)
+
+
+def index_file(weight_map: Mapping[str, str], total: int) -> bytes:
+    """Return an index: the file of each key, and the bytes of all tensors."""
+    content = {"metadata": {"total_size": total}, "weight_map": dict(weight_map)}
     return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()

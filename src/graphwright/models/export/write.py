@@ -20,7 +20,7 @@ from graphwright.models.errors import ExportError
 from graphwright.models.stacks import join, split
 from graphwright.models.tokenizer import AutoTokenizer, ByteTokenizer, TrainedTokenizer, byte_tokenizer_json
 from graphwright.program.weights import SOURCE
-from graphwright.safetensors import DividedCheckpoint, JoinedCheckpoint, TensorData, write_checkpoint
+from graphwright.safetensors import Checkpoint, DividedCheckpoint, JoinedCheckpoint, TensorData, write_checkpoint
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -66,6 +66,22 @@ def tensor_items(model: Model, dtype: str = "keep", only: Container[str] | None 
         stored = BY_TAG.get(source.info(key).tag) if source is not None and key in source else None
         target = wanted or stored or array.dtype
         yield TensorData(key, target.safetensors, array.shape, partial(_bytes_of, key, array, target))
+
+
+def file_items(
+    model: Model, dtype: str = "keep", only: Container[str] | None = None, joined: bool = True
+) -> tuple[Iterator[TensorData], Checkpoint | None]:
+    """Return the tensors of a model's files, and the checkpoint whose layout they keep; see `write_model`."""
+    items, source = tensor_items(model, dtype, only), model.checkpoint
+    plan = source
+    divided = source if isinstance(source, DividedCheckpoint) else None
+    if divided is not None or any(stack.own for stack in model.arch.stacks):
+        plan = divided.whole if joined and divided is not None else None
+        items = join(items, model.arch, divided) if joined else items
+    if isinstance(inner := source if divided is None else divided.whole, JoinedCheckpoint):
+        plan = inner.whole if joined else None
+        items = split(items, model.arch.joins, inner) if joined else items
+    return items, plan
 
 
 def _other_tensors(model: Model, values: Mapping[str, Variable], dtype: str) -> dict[str, Variable | None]:
@@ -125,22 +141,20 @@ def write_model(
     `joined`, matrices that the family's class or the source has in one tensor are written as one. `besides` has arrays
     of integers to write after the weights, by key.
     """
-    atomic_write(directory / "config.json", model.config.raw if config is None else config)
     tables = (_integers(key, array) for key, array in (besides or {}).items())
-    items, source = chain(tensor_items(model, dtype, only), tables), model.checkpoint
-    plan = source
-    divided = source if isinstance(source, DividedCheckpoint) else None
-    if divided is not None or any(stack.own for stack in model.arch.stacks):
-        plan = divided.whole if joined and divided is not None else None
-        items = join(items, model.arch, divided) if joined else items
-    if isinstance(inner := source if divided is None else divided.whole, JoinedCheckpoint):
-        plan = inner.whole if joined else None
-        items = split(items, model.arch.joins, inner) if joined else items
+    found, plan = file_items(model, dtype, only, joined)
+    items, source = chain(found, tables), model.checkpoint
     if max_shard_size is None and plan is not None:
         write_checkpoint(directory, items, plan=plan)
     else:
         metadata = source.files[0].metadata if source is not None else None
         write_checkpoint(directory, items, max_shard_size or "5GB", metadata)
+    write_companions(model, directory, config)
+
+
+def write_companions(model: Model, directory: Path, config: bytes | None = None) -> None:
+    """Write the files of a model besides its weights: config, by default the bytes that were read, and tokenizer."""
+    atomic_write(directory / "config.json", model.config.raw if config is None else config)
     copied = exported_companions(model)
     for file in copied:
         atomic_write(directory / file.name, read_file(file))

@@ -117,11 +117,7 @@ class DivideAxes(_OfShares):
         for w in self.weights:
             array = p.weights.array(w.key)
             changed = {dim: np.asarray(parts[rank], np.int64) for dim, parts in w.dims}
-            host = array.to_numpy(bits=True)
-            for dim, old in changed.items():
-                host = np.take(host, old, axis=dim)
-            part = from_numpy(np.ascontiguousarray(host), bits=array.dtype)
-            part = part if part.device == array.device else part.to(array.device)
+            part = _part(array, changed)
             p.weights.refer_slice(part, array, changed)
             made[w.key] = ResizedWeight(w.key, part, tuple((dim, parts[rank]) for dim, parts in w.dims))
         self._resized(p, made).apply(p)
@@ -159,6 +155,21 @@ class GatherAxes(_OfShares):
         """Raise ReplayConflict: a record does not say which entries the other ranks have."""
         raise ReplayConflict("an edit that gathers divided units cannot be replayed", got=record.get("shares"),
                              fix="undo the division instead")  # fmt: skip
+
+
+def _part(array: NDArray, changed: Mapping[int, np.ndarray]) -> NDArray:
+    """Return the entries of a rank. Consecutive rows of a mapped file stay mapped: the other rows are never read."""
+    rows = changed.get(0)
+    consecutive = rows is not None and len(changed) == 1 and bool((np.diff(rows) == 1).all())
+    if rows is not None and consecutive and array.storage.kind == "mapped" and array.contiguous:
+        stride = array.strides[0]
+        shape = (len(rows), *array.shape[1:])
+        return NDArray(array.storage, array.dtype, shape, array.strides, array.offset + int(rows[0]) * stride)
+    host = array.to_numpy(bits=True)
+    for dim, old in changed.items():
+        host = np.take(host, old, axis=dim)
+    part = from_numpy(np.ascontiguousarray(host), bits=array.dtype)
+    return part if part.device == array.device else part.to(array.device)
 
 
 def joined(w: DividedWeight, array: NDArray) -> NDArray:
