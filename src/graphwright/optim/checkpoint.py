@@ -26,6 +26,7 @@ from graphwright.files import JsonError, StrPath, atomic_directory, blake2b_128,
 from graphwright.optim.exchange import whole
 from graphwright.optim.optimizer import Optimizer, moment_remap
 from graphwright.optim.training_step import CompiledStep
+from graphwright.program.axes.divide import divided_weights
 from graphwright.program.editing.replay import replay
 from graphwright.program.program import Program
 from graphwright.safetensors import Checkpoint, CheckpointError, TensorData, write_checkpoint
@@ -84,8 +85,13 @@ def save_state(
         directory: its parent must exist.
         compiled: the step made by `compile_step`; its options and the number of accumulated batches are saved.
         facts: additional JSON values, available as `SavedState.facts` after loading.
-    Raises: UsageError if a state is not JSON; FileError if writing fails, with the old directory unchanged.
+    Raises: UsageError if a state is not JSON, or if other ranks have parts of the weights; FileError if writing fails,
+        with the old directory unchanged.
     """
+    program = program_of(model)
+    if program is not None and (parts := divided_weights(program)):
+        raise UsageError("the weights of other ranks would be missing", where="save_state", got=sorted(parts)[:3],
+                         fix="with distributed.gathered(program): save_state(...)")  # fmt: skip
     with whole(optimizer, gather=True):
         if world().rank == 0:
             _write(directory, model, optimizer, scaler, _given(scheduler, loader, rng), step, compiled, facts)
