@@ -20,7 +20,7 @@ from graphwright.plan import Executable, ParallelExecutable
 def shared(kind=DataParallel, **options):
     """A step that exchanges with a world of one."""
     p, step = on_ranks.compiled(12, **options)
-    step.trace_again(kind(World(), 1 << 10, step.optimizer), "auto")
+    step.trace_again(kind(World(), 1 << 10, step.optimizer, step.source), "auto")
     return p, step
 
 
@@ -31,7 +31,7 @@ def test_a_world_of_one_trains_bit_for_bit_as_without(kind, options):
     p, step = on_ranks.compiled(12, deterministic=True, **options)
     plain = on_ranks.trained(step, given)
     q, with_exchange = on_ranks.compiled(12, deterministic=True, **options)
-    with_exchange.trace_again(kind(World(), 1 << 10, with_exchange.optimizer), "aten")
+    with_exchange.trace_again(kind(World(), 1 << 10, with_exchange.optimizer, with_exchange.source), "aten")
     assert on_ranks.trained(with_exchange, given) == plain
     if kind is DataParallel or "clip" not in options:  # the norm over ranks is the root of a square
         assert on_ranks.weights(q) == on_ranks.weights(p)
@@ -124,7 +124,7 @@ def test_the_loss_scale_and_skips_work_with_an_exchange():
     for kind in (None, DataParallel, ShardedOptimizer):
         p, step = on_ranks.compiled(12, scaler=GradScaler(2.0**10), clip=0.5)
         if kind is not None:
-            step.trace_again(kind(World(), 1 << 10, step.optimizer), "auto")
+            step.trace_again(kind(World(), 1 << 10, step.optimizer, step.source), "auto")
         on_ranks.trained(step, given)
         bad = given[0][0].copy()
         bad[0] = np.inf
