@@ -49,7 +49,7 @@ def sync_edits(p: Program) -> tuple[Entry, ...]:
         start, _known[p] = _known.get(p, 0), len(p.journal)
         return tuple(p.journal[start:])
     start = _known.get(p)
-    if start is None:  # what the ranks have edited so far, they have edited alike
+    if start is None:  # earlier edits are the same on all ranks
         lengths = list(map(int, group.exchange(str(len(p.journal)), "sync_edits")))
         start = _known[p] = min(lengths) if here.rank == 0 else len(p.journal)
     mine = list(p.journal[start:])

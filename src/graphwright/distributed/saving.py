@@ -111,12 +111,12 @@ def _follow(group: ProcessGroup, own: Sequence[TensorData], directory: StrPath) 
 def _lead(
     group: ProcessGroup, model: Model, own: Sequence[Sequence[TensorData]], directory: StrPath, overwrite: bool
 ) -> Path:
-    """Make the folder, write the shard of rank 0 and the index, and put the folder into place."""
-    told = 0
+    """Make the folder, write the shard of rank 0 and the index, and rename the folder to the target."""
+    exchanged = 0
     try:
         with atomic_directory(directory, overwrite) as folder:
             _tell(group, str(folder.resolve()), None)
-            told = 1
+            exchanged = 1
             error: Exception | None = None
             try:
                 _write(folder, own[0], 0, group.ranks)
@@ -127,13 +127,13 @@ def _lead(
             except (GraphwrightError, OSError) as failure:
                 error = failure
             answers = _tell(group, "", error)
-            told = 2
+            exchanged = 2
             if reasons := {r: why for r, (_, why) in enumerate(answers) if why}:
                 raise SaveFailed(reasons, str(directory)) from error
     except SaveFailed:
         raise
     except (GraphwrightError, OSError) as failure:
-        if told in (0, 2):  # the others wait for the folder, or for the end
+        if exchanged in (0, 2):  # the others wait for the folder, or for the end
             _tell(group, "", failure)
         raise
     _tell(group, "", None)

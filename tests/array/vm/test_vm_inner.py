@@ -16,15 +16,12 @@ from graphwright.array.vm.encode.fuse import Inner, Member, encode_group, layout
 from graphwright.array.vm.encode.operands import View
 from graphwright.array.vm.running.segment import VmSegment, new_scratch
 from graphwright.errors import GraphwrightError
-from graphwright.graph import NodeId
 from graphwright.ops import OPS, compute
-from graphwright.plan.planning.lowering import elementwise
-from graphwright.plan.table import Instr
 
 SHAPES = ((), (1,), (17,), (1030,), (33, 1), (3, 40), (2, 3, 17))
 LAYOUTS = ("plain", "one", "apart", "row", "column", "transposed")
 """Of what a group reads from memory: as the space, broadcast to it, every second number, transposed; of one axis 3."""
-JOINING = sorted(n for n in OPS if OPS[n].vm and elementwise(Instr(n, (), (0,), (), {}, NodeId(0, 1))))
+JOINING = sorted(n for n, o in OPS.items() if o.vm and (o.traits.elementwise or o.traits.nary or o.vm.by_row))
 ATTRS: dict[str, list[dict[str, Any]]] = {
     "cast": [{"dtype": bfloat16}, {"dtype": float32}],
     "full_like": [{"value": 2.5}],
