@@ -23,7 +23,7 @@ def feeds(p: gw.Program, batch: int = 2, length: int = 9) -> dict[str, np.ndarra
 
 
 def bundled(selection: str = "layers.*") -> dict[str, Any]:
-    """Divide the bundled model; return the shape facts of this rank, distances of logits, and hashes before and after."""
+    """Divide the bundled model; return facts of this rank, distances of logits, and hashes before and after."""
     p = gw.open("bundled").program
     given, before = feeds(p), p.hash()
     wanted = p.run(given)["logits"].to_numpy()

@@ -72,3 +72,14 @@ def test_text_does_not_depend_on_sizes() -> None:
         return b.build().compile({"x": (rows, cols), "w": (cols,)}, executor="vm").kernel(0)
 
     assert len({text(*size) for size in ((2, 64), (7, 100), (33, 513))}) == 1
+
+
+@pytest.mark.triton
+@pytest.mark.deep
+def test_generated_kernels_compile_for_gpus_without_spills(tmp_path: Path) -> None:
+    found = facts(SCRIPT.with_name("compiled_fused.py"), tmp_path)
+    assert {name.rpartition(" ")[2] for name in found} == {"sm_80", "sm_90", "sm_100"}
+    assert max(made["ops"] for made in found.values()) >= 20
+    for name, made in found.items():
+        assert made["elf"], name
+        assert (made["spills"], made["atomics"]) == (0, []), name

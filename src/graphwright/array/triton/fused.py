@@ -19,10 +19,10 @@ from graphwright.array.vm.encode.operands import View, merged, spread
 Attrs = Mapping[str, Any]
 BLOCK = 1024
 """Elements of a program."""
-LONGEST = 16384
+LONGEST = 8192
 """The most elements of a row: a program holds several of them in registers."""
 LIVE = 32
-"""The most intermediate values that a kernel may hold at a time."""
+"""The most intermediate values that a kernel may hold at a time; of whole rows a quarter."""
 _AXES = 6
 
 PREAMBLE = """import triton

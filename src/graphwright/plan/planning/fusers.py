@@ -95,7 +95,7 @@ class KernelFuser:
 
     def most(self, shape: tuple[int, ...], by_row: bool) -> int:
         """See `Fuser`."""
-        return fused.LIVE
+        return fused.LIVE // 4 if by_row else fused.LIVE
 
 
 def fuser(device: Device) -> Fuser | None:
