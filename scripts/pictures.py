@@ -197,6 +197,7 @@ def house() -> str:
             "settings": "ranges",
             "timing": "compared times",
             "builds": "native code in the background",
+            "workers": "pools of processes, Ray",
         },
         **dict.fromkeys(("errors", "plugins", "progress", "report", "native", "signatures"), ""),
     }

@@ -42,6 +42,7 @@ def test_threads_of_kernels_do_not_spin_between_kernels(first):
     assert float(printed(first + SPINNING)) < 0.5e-3  # seconds of CPU time per kernel; spinning takes 2 ms or more
 
 
+@pytest.mark.deep
 def test_setting_of_the_user_stays():
     assert float(printed("import torch\n" + SPINNING, OMP_WAIT_POLICY="active")) > 5e-3  # until the pause ends
 

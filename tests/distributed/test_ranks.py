@@ -11,12 +11,14 @@ import random
 import subprocess
 import sys
 import tempfile
+from dataclasses import astuple
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import pytest
 import training_on_ranks as on_ranks
+from filelock import FileLock
 
 from run_ranks import ROOT, Ended, end_ranks, free_port, run_ranks
 
@@ -24,13 +26,21 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def found() -> list[Ended]:
-    """How four processes end, of which one is killed; what they found is by the run in which they are ranks."""
-    with tempfile.TemporaryDirectory() as folder:
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
+    """How four processes end, of which one is killed; what they found is by the run in which they are ranks.
+
+    All workers of pytest-xdist share them.
+    """
+    base = tmp_path_factory.getbasetemp()
+    file = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ranks.json"
+    with FileLock(f"{file}.lock"), tempfile.TemporaryDirectory() as folder:
+        if file.is_file():
+            return [Ended(*row) for row in json.loads(file.read_text())]
         at, ports = random.randrange(3, 11), [free_port() for _ in range(4)]
         ended = end_ranks(4, on_ranks.on_all, folder, at, ports, timeout=0, seconds=200)
         for process in ended[:3]:
             assert process.code == 0, process.text
+        file.write_text(json.dumps([astuple(process) for process in ended]))
         return ended
 
 

@@ -82,6 +82,7 @@ def test_all_ranks_write_one_checkpoint(tmp_path: Path) -> None:
         np.testing.assert_array_equal(a, factor * b, err_msg=key)
 
 
+@pytest.mark.deep
 def test_a_rank_killed_while_saving_leaves_nothing(tmp_path: Path) -> None:
     lead, killed = end_ranks(2, divided_on_ranks.killed, str(tmp_path), timeout=4.0)
     assert killed.code == -9

@@ -14,6 +14,7 @@ from triton_process import facts
 pytestmark = pytest.mark.triton
 
 
+@pytest.mark.deep
 def test_kernels_compile_for_gpus_that_are_not_there(tmp_path: Path) -> None:
     found = facts(Path(__file__).parent / "compiled_blocks.py", tmp_path)
     sizes = found.pop("block sizes")

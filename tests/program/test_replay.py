@@ -16,6 +16,7 @@ from graphwright.array import dtype, empty, from_numpy
 from graphwright.errors import GraphwrightError
 from graphwright.patterns import causal_full
 from graphwright.program import Builder, Program, ReplayConflict, load, replay
+from graphwright.program.axes.divide import GatherAxes, Share, divided
 from graphwright.program.editing.edits import PRIMITIVES, AddNode, RecordReader, SetWeight
 from graphwright.program.editing.replay import PayloadFinder
 from graphwright.program.weights import array_digest
@@ -151,6 +152,9 @@ def test_every_primitive_is_serializable():
         e.annotate("first.neurons", why="for a test", p=0.25)
         e.pattern("pattern", pattern := causal_full(8, block=4))
     pattern.cut(pattern.edges()[:1])
+    with q.edit("one share") as e:
+        e.do(whole := divided(q, [Share("first.neurons", (5,))]))
+        e.do(GatherAxes(whole.shares, whole.weights, whole.whole, whole.local))
     seen = {record["edit"] for entry in (*p.journal, *q.journal) for record in entry.edits}
     assert seen == set(PRIMITIVES)
 

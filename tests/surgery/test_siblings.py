@@ -160,6 +160,7 @@ def test_values_that_the_config_declares_are_intended(tmp_path):
     assert [f.kind for f in diagnose(made.program)] == ["unlike_siblings"]  # nothing declares it here
 
 
+@pytest.mark.deep
 def test_a_pruned_model_has_no_findings():
     model = gw.open("bundled")
     model.prune(Ratio(0.3), pydoc_split()[1][:3000])

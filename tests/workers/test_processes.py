@@ -132,7 +132,8 @@ def test_closing_ends_all_processes(tmp_path):
 
 
 SCRIPT = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits that it is ignored
 sys.path.insert(0, {here!r})
 import pool_tasks
 from graphwright import workers

@@ -32,6 +32,8 @@ ELSEWHERE = {
     "block_entropy block_entropy_backward",
     "its expansion has few launches": "logsumexp select_blocks",
     "generated kernels": "junction",
+    "torch.distributed": "all_reduce all_gather reduce_scatter all_to_all broadcast reduce send recv all_reduce_start "
+    "all_reduce_wait reduce_scatter_start reduce_scatter_wait all_gather_start all_gather_wait",
 }
 """Why ops have no Triton kernel in the table -> these ops. Elementwise ops have generated kernels, views need none."""
 

@@ -57,6 +57,7 @@ def test_fewer_experts_in_every_layer_are_a_config(name: str, made: Callable[[st
     assert relative(back.logits(IDS), m.logits(IDS)) < 1e-6
 
 
+@pytest.mark.deep
 def test_uneven_layers_that_were_levelled_are_a_config(made: Callable[[str], Made], tmp_path: Path) -> None:
     m = gw.open(made("olmoe").path)
     use = experts.usage(m, IDS)
@@ -132,6 +133,7 @@ def test_stacked_experts_leave_stacked_or_as_code(name: str, made: Callable[[str
     exported(m, tmp_path / "code", 5)
 
 
+@pytest.mark.deep
 def test_rows_that_transformers_default_refuses_are_warned_of_with_the_way_out(
     made: Callable[[str], Made], tmp_path: Path
 ) -> None:
@@ -166,6 +168,7 @@ def test_narrow_experts_alone_are_zeros(made: Callable[[str], Made], tmp_path: P
     assert ((weight == 0).all(1) == (np.arange(28) < 9)).all()
 
 
+@pytest.mark.deep
 def test_layers_without_experts_move_with_their_numbers(made: Callable[[str], Made], tmp_path: Path) -> None:
     for name, dense in (("qwen2_moe", [0]), ("qwen3_moe", [])):
         m = gw.open(made(name).path)
@@ -210,6 +213,7 @@ def test_a_layer_left_with_one_expert_is_a_dense_one(made: Callable[[str], Made]
     assert (config["mlp_only_layers"], config["num_local_experts"]) == ([0], 4)
 
 
+@pytest.mark.deep
 def test_a_layer_with_one_expert_that_no_dense_layer_holds_is_code(made: Callable[[str], Made], tmp_path: Path) -> None:
     for name, why in (
         ("qwen3_moe", "28 neurons where layer 0 has 76"),

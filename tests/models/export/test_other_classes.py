@@ -66,6 +66,7 @@ def test_an_unedited_model_keeps_its_bytes(opened, tmp_path):
     assert one.read_bytes() == other.read_bytes()
 
 
+@pytest.mark.deep
 def test_the_field_of_the_config_that_counts_neurons_is_found(opened, tmp_path):
     m = opened("electra")
     prune(m, "neurons", slice(0, None, 4), None)
@@ -84,6 +85,7 @@ def test_a_layer_less_is_another_number_of_layers(opened, tmp_path, name):
     assert config["num_hidden_layers"] == 1
 
 
+@pytest.mark.deep
 def test_a_block_less_of_a_stage(opened, tmp_path, monkeypatch):
     config, made, fields = MODELS["resnet"]
     fields = fields | {"depths": [2, 1, 2], "hidden_sizes": [8, 16, 16]}
@@ -141,6 +143,7 @@ def test_zeros_for_other_units_are_refused(opened, monkeypatch):
     assert "with zeros for what was removed, the class computes another logits" in str(reason)
 
 
+@pytest.mark.deep
 def test_any_structure_leaves_as_generated_code(opened, tmp_path):
     m = opened("resnet")  # whose running statistics are in the files, not in the code
     prune(m, "channels", slice(0, 1))

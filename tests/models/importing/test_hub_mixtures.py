@@ -92,6 +92,7 @@ def test_changed_experts_leave_as_tensors_of_their_own(glm, tmp_path):
     close(model(IDS), logits(theirs, IDS))
 
 
+@pytest.mark.deep
 def test_fewer_neurons_of_experts(glm, tmp_path):
     _, directory = glm
     model = gw.open(directory, tokenizer=False)
@@ -134,6 +135,7 @@ def test_gpt_oss_generates_with_a_cache_and_leaves_as_code(tmp_path):
     assert receipt.confirmed
 
 
+@pytest.mark.deep
 def test_a_missing_expert_is_named(tmp_path):
     module = saved("glm4_moe", tmp_path / "glm")
     gone = EXPERT.format(e=3, part="up")

@@ -61,7 +61,8 @@ class Edit:
     handles: ClassVar[tuple[str, ...]]
 
     def __init_subclass__(cls) -> None:
-        PRIMITIVES[cls.__name__] = cls
+        if not cls.__name__.startswith("_"):  # a base of primitives
+            PRIMITIVES[cls.__name__] = cls
         cls.handles = tuple(name for name, kind in cls.packed.items() if kind in f.HANDLES)
 
     @property
