@@ -37,7 +37,9 @@ def printed(code: str, **settings: str) -> str:
     return subprocess.run(command, env=kept | settings, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize("first", ["", "import torch; torch.exp(torch.ones(1 << 20))\n"])
+@pytest.mark.parametrize(
+    "first", [pytest.param("", marks=pytest.mark.deep), "import torch; torch.exp(torch.ones(1 << 20))\n"]
+)
 def test_threads_of_kernels_do_not_spin_between_kernels(first):
     assert float(printed(first + SPINNING)) < 0.5e-3  # seconds of CPU time per kernel; spinning takes 2 ms or more
 
@@ -47,7 +49,8 @@ def test_setting_of_the_user_stays():
     assert float(printed("import torch\n" + SPINNING, OMP_WAIT_POLICY="active")) > 5e-3  # until the pause ends
 
 
-@pytest.mark.parametrize("first", [FIRST[0], *(pytest.param(each, marks=pytest.mark.deep) for each in FIRST[1:])])
+@pytest.mark.deep
+@pytest.mark.parametrize("first", FIRST)
 def test_two_threads_beside_a_busy_core_do_not_collapse(first):
     found: list[dict[str, tuple[float, float]]] = []
     for _ in range(3):  # other processes may disturb a try; without the limit each takes four to twenty times as long

@@ -9,6 +9,7 @@ import numpy as np
 import graphwright as gw
 from graphwright import distributed
 from graphwright.errors import GraphwrightError
+from seeds import deep
 
 
 def net(seed: int = 0) -> gw.Program:
@@ -46,7 +47,7 @@ def random_edit(p: gw.Program, rng: np.random.Generator, n: int) -> None:
             e.connect(e.add("linear", source, w, name=f"linear{n}"), p.output("y").node)
 
 
-def fifty(rounds: int = 50, ranks: int = 3) -> dict[str, Any]:
+def random_edits(rounds: int = deep(50, 20), ranks: int = 3) -> dict[str, Any]:
     """Rank 0 makes random edits between steps of training, which all ranks have after each call."""
     p, rng, batches = net(), np.random.default_rng(5), np.random.default_rng(6)
     optimizer = gw.optim.Adam(p.parameters(), lr=1e-2)
@@ -103,4 +104,4 @@ def refused() -> dict[str, Any]:
 
 
 def everything() -> dict[str, Any]:
-    return {"fifty": fifty(), "refused": refused()}
+    return {"random": random_edits(), "refused": refused()}

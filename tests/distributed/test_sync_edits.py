@@ -9,12 +9,12 @@ from graphwright import distributed
 from run_ranks import run_ranks
 
 
-def test_fifty_rounds_of_random_edits_on_three_ranks() -> None:
+def test_rounds_of_random_edits_on_three_ranks() -> None:
     found = run_ranks(3, edits_on_ranks.everything)
-    rounds = [facts["fifty"] for facts in found]
+    rounds = [facts["random"] for facts in found]
     assert rounds[0] == rounds[1] == rounds[2]  # weights bit for bit
-    assert len(set(rounds[0]["structures"])) > 20
-    alone = edits_on_ranks.fifty()  # the same edits and batches in one process
+    assert len(set(rounds[0]["structures"])) > len(rounds[0]["losses"]) // 3
+    alone = edits_on_ranks.random_edits()  # the same edits and batches in one process
     assert alone["structures"] == rounds[0]["structures"]
     np.testing.assert_allclose(rounds[0]["losses"], alone["losses"], rtol=1e-5)
     for facts in (f["refused"] for f in found):

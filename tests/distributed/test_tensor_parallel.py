@@ -64,6 +64,7 @@ def test_one_rank_divides_nothing() -> None:
     assert (division.axes, p.hash(), gw.distributed.is_divided(p)) == ({}, before, False)
 
 
+@pytest.mark.deep
 def test_all_ranks_write_one_checkpoint(tmp_path: Path) -> None:
     first, second = run_ranks(2, divided_on_ranks.saved, str(tmp_path))
     assert first["again"].startswith("DestinationExists")

@@ -67,7 +67,7 @@ def near(a: np.ndarray, b: np.ndarray, bound: float) -> None:
     np.testing.assert_allclose(a, b, rtol=0, atol=bound * max(1.0, float(np.abs(b).max())))
 
 
-@pytest.mark.parametrize(("kind", "atol"), [("float64", 1e-10), ("float32", 1e-5)])
+@pytest.mark.parametrize(("kind", "atol"), [("float64", 1e-10), pytest.param("float32", 1e-5, marks=pytest.mark.deep)])
 def test_packed_heads_equal_dense_masked_attention(kind, atol):
     for seed in range(200):
         theta = [None, 100.0][seed % 2]

@@ -42,7 +42,9 @@ def prune(m: gw.models.Model, kind: str, part: slice, count: int | None = 1) -> 
             e.cut_units(group.units(range(group.size)[part]))
 
 
-@pytest.mark.parametrize(("name", "kind"), [("electra", "heads"), ("resnet", "channels")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [pytest.param("electra", "heads", marks=pytest.mark.deep), ("resnet", "channels")]
+)
 def test_removed_units_are_zeros_of_the_same_class(opened, tmp_path, name, kind):
     m = opened(name)
     prune(m, kind, slice(1, 3))

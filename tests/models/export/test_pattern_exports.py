@@ -161,6 +161,7 @@ def test_a_family_without_windows_gets_generated_code_without_block_lists(opened
 
 
 # -- generated code ----------------------------------------------------------------------------------------------------
+@pytest.mark.deep
 def test_other_static_patterns_are_generated_code_with_block_lists(opened, tmp_path):
     m = opened("mistral", sliding_window=None)
     pattern = at.star(128, global_tokens=3, window=9, block=4)

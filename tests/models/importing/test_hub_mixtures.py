@@ -108,6 +108,7 @@ def test_fewer_neurons_of_experts(glm, tmp_path):
     close(again(IDS), np.asarray(model(IDS)))
 
 
+@pytest.mark.deep
 def test_fewer_experts_leave_in_the_class(glm, tmp_path):
     _, directory = glm
     model = gw.open(directory, tokenizer=False)
