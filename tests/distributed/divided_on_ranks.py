@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,12 @@ def refused() -> dict[str, str]:
     found["hash"] = str(p.hash() == before)
     with p.edit("divide") as e:
         distributed.tensor_parallel(e, p.select("layers.*"))
+    with TemporaryDirectory() as folder:
+        try:
+            gw.save_state(f"{folder}/state", p)
+        except GraphwrightError as error:
+            found["state"] = f"{type(error).__name__}: {error}"
+        found["written"] = str(os.listdir(folder))
     with p.edit("more") as e:
         e.set_weight("model.norm.weight", lambda w: w * 1.0)
     try:

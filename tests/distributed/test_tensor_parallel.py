@@ -32,6 +32,9 @@ def check(found: list[dict[str, Any]], ranks: int) -> None:
             assert all(len(units) == ranks and min(units) > 0 for units in one["axes"].values()), name
         assert facts["refused"]["ranks"].startswith("WrongWorld")
         assert facts["refused"]["nothing"].startswith("UsageError")
+        assert facts["refused"]["state"].startswith("UsageError")
+        assert "gathered" in facts["refused"]["state"]
+        assert facts["refused"]["written"] == "[]"
         assert "1 edits since" in facts["refused"]["later"]
         assert facts["refused"]["hash"] == "True"
     alone, together = divided_on_ranks.trained(4, ranks, 0.5, divide=False), [facts["trained"] for facts in found]

@@ -25,8 +25,8 @@ def long(shape: tuple[int, ...]) -> gw.Program:
     made = [b.mul(x, w)]
     for k, name in enumerate(FUNCTIONS):
         made.append(b.add(b.op(name, made[-1]), made[k // 2]))
-    turned = b.permute(y, axes=tuple(reversed(range(len(shape)))))
-    b.output(b.where(b.lt(made[-1], turned), made[-1], turned), "z")
+    transposed = b.permute(y, axes=tuple(reversed(range(len(shape)))))
+    b.output(b.where(b.lt(made[-1], transposed), made[-1], transposed), "z")
     return b.build()
 
 
