@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,18 +11,15 @@ from typing import Any
 
 import pytest
 
+from script_modules import SCRIPTS, load
+
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(sys, "path", [*sys.path])
-    spec = importlib.util.spec_from_file_location("gpu", ROOT / "scripts" / "gpu.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(SCRIPTS / "gpu.py", monkeypatch)
 
 
 CHILD = """

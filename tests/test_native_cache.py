@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 import tomllib
@@ -14,6 +13,7 @@ import pytest
 from numba.core.caching import InTreeCacheLocator
 from numba.core.codegen import CPUCodegen
 
+import script_modules
 from graphwright import native
 
 SOURCE = "from graphwright.native import njit\n\n@njit(cache=True)\ndef twice(x):\n    return x + x\n"
@@ -30,11 +30,7 @@ def twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     native._seed.cache_clear()
 
     def load() -> Any:
-        spec = importlib.util.spec_from_file_location("code_of_a_package", source)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = script_modules.load(source, monkeypatch)
         assert module.twice(2) == 4
         return module.twice
 

@@ -13,6 +13,7 @@ import torch
 from block_conformance import CASES, Results, errors, problem
 
 from graphwright.array.triton import launch
+from graphwright.array.triton.kernel import table
 from graphwright.patterns import table as words
 
 
@@ -54,9 +55,19 @@ def wrong_words(seed: int) -> dict[str, float]:
     return {"cells": float(differ), "words left": float(queue[0])}
 
 
+def layouts_taken() -> dict[str, bool]:
+    """Return which operands of the backward kernel may be transposed; "" stands for none of them."""
+    x, row, ints = torch.zeros(1, 2, 32, 32), torch.zeros(1, 2, 32), torch.zeros(64, dtype=torch.int32)
+    ins = {"q": x, "k": x, "v": x, "table": ints, "out": x, "lse": row, "grad": x}
+    given = {"": ins, **{name: {**ins, name: ins[name].transpose(2, -1)} for name in ("q", "k", "v", "out", "grad")}}
+    takes = table()["block_sdpa_backward"].takes
+    return {name: not takes([x] * 3, [*each.values()], {}) for name, each in given.items()}
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for number, (name, case) in enumerate(CASES.items()):
         found = errors(problem(case, number), execute, case.get("dtype", torch.float32))
         print(json.dumps([name, found]), flush=True)
     print(json.dumps(["edits", wrong_words(0)]), flush=True)
+    print(json.dumps(["layouts", layouts_taken()]), flush=True)

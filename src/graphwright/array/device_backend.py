@@ -175,11 +175,8 @@ class DeviceBackend:
             self._launch([_moved(target, source)], [target], [source])
 
     def _send(self, target: NDArray, source: NDArray) -> None:
-        given = source.impl
-        blocking = (
-            given.is_pinned() if self.driver.torch_device.type == "cuda" else False
-        )  # other host memory is staged
-        self._launch([_moved(target, source, blocking)], [target], [])
+        pinned = self.driver.torch_device.type == "cuda" and source.impl.is_pinned()  # other host memory is staged
+        self._launch([_moved(target, source, blocking=pinned)], [target], [])
 
     def to_host(self, array: NDArray) -> np.ndarray:
         """Return the elements as numpy, after waiting for the stream that wrote them."""
@@ -220,6 +217,8 @@ class DeviceBackend:
                                      got=f"{array.spec} on {array.device}")  # fmt: skip
         if source == "host" or row is None:
             return [self._on_host(name, outs, ins, attrs, seen)]
+        if row.reads_values:
+            self.driver.synchronize(self.stream)
         kept = {i: ins[i].copy() for i in seen}
         given = [kept.get(i, a).impl for i, a in enumerate(ins)]
         with self.driver.constants():

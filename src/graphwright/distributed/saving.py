@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphwright.array.world import world
+from graphwright.distributed.balance import owners
 from graphwright.distributed.tensor_parallel import gathered
 from graphwright.errors import ComputeError, GraphwrightError
 from graphwright.files import StrPath, atomic_directory, atomic_write
@@ -67,14 +68,10 @@ def save(model: Model, directory: StrPath, *, overwrite: bool = False) -> Path:
 
 
 def _shares(items: Sequence[TensorData], ranks: int) -> list[list[TensorData]]:
-    """Divide tensors among ranks, the largest first to the rank with the fewest bytes; equal on all ranks."""
-    found: list[list[TensorData]] = [[] for _ in range(ranks)]
-    sizes = [0] * ranks
-    for item in sorted(items, key=lambda item: (-item.size, item.key)):
-        rank = sizes.index(min(sizes))
-        found[rank].append(item)
-        sizes[rank] += item.size
-    return [sorted(some, key=lambda item: item.key) for some in found]
+    """Divide tensors among ranks, equally on all of them; those of a rank are sorted by key."""
+    ordered = sorted(items, key=lambda item: item.key)
+    owner = owners([item.size for item in ordered], [0] * ranks)
+    return [[item for item, r in zip(ordered, owner, strict=True) if r == rank] for rank in range(ranks)]
 
 
 def _file(rank: int, ranks: int) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from graphwright.array import DType, from_numpy
 from graphwright.array.world import World, world
 from graphwright.autograd import Parameter, Tensor
+from graphwright.distributed.balance import owners
 from graphwright.distributed.data_parallel import DataParallel, buckets, nbytes, parts
 from graphwright.ops import call
 from graphwright.optim.optimizer import Optimizer, wide
@@ -60,16 +61,14 @@ class ShardedOptimizer(DataParallel):
         return self.owner[id(p)][0] == self.world.rank
 
     def _assign_owners(self, members: Sequence[Parameter]) -> None:
-        """Give each parameter without an owner, the largest first, to the rank with the fewest bytes."""
+        """Give an owner to each parameter without one."""
         present = {id(p) for p in members}
         self.owner = {key: found for key, found in self.owner.items() if key in present}
         loads = [0] * self.ranks
         for rank, p in self.owner.values():
             loads[rank] += nbytes(p)
-        for p in sorted((p for p in members if id(p) not in self.owner), key=nbytes, reverse=True):
-            rank = loads.index(min(loads))
-            self.owner[id(p)] = rank, p
-            loads[rank] += nbytes(p)
+        added = [p for p in members if id(p) not in self.owner]
+        self.owner |= {id(p): (rank, p) for rank, p in zip(owners([*map(nbytes, added)], loads), added, strict=True)}
 
     def _release(self) -> None:
         """Drop the states of parameters that other ranks own."""

@@ -27,6 +27,11 @@ Asks = Callable[[Sequence[Spec], Attrs], Needs]
 Takes = Callable[[Tensors, Tensors, Attrs], str]
 
 
+def _any_layout(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:
+    """Return "": the `takes` of a kernel that supports all dtypes and layouts."""
+    return ""
+
+
 class Kernel(NamedTuple):
     """One kernel of a table: of ATen's on the CPU here, of Triton's on a GPU in `array.triton.kernel`.
 
@@ -41,6 +46,7 @@ class Kernel(NamedTuple):
             strides and dtypes but no values.
         host: True if it reaches memory of its operands by other means than calls of torch (numpy, numba, the VM), or
             calls torch for the CPU only. A kernel without it runs on any device of torch.
+        reads_values: True if `bind` reads values of operands, which must wait for queued writes of them.
     """
 
     bind: Bind
@@ -48,8 +54,9 @@ class Kernel(NamedTuple):
     where: str
     fresh: Choose | None = None
     needs: Asks = lambda ins, attrs: Needs()
-    takes: Takes = lambda outs, ins, attrs: ""
+    takes: Takes = _any_layout
     host: bool = False
+    reads_values: bool = False
 
 
 KERNELS: dict[str, Kernel] = {}
@@ -86,7 +93,8 @@ def host(t: torch.Tensor) -> np.ndarray:
 
 def kernel(
     name: str, work: Work | None = None, *, widen: bool = False, fresh: Choose | None = None,
-    needs: Needs | Asks = _NONE, host: bool = False, table: dict[str, Kernel] = KERNELS,
+    needs: Needs | Asks = _NONE, takes: Takes = _any_layout, host: bool = False, reads_values: bool = False,
+    table: dict[str, Kernel] = KERNELS,
 ) -> Callable[[Bind], Bind]:  # fmt: skip
     """Return a decorator that registers the `bind` function of a kernel.
 
@@ -95,7 +103,8 @@ def kernel(
         fresh: function (ins, attrs) -> a function that allocates the result, or None (`Kernel.fresh`).
         needs: the host requirements, or a function that returns those of one launch.
         widen: 16-bit operands are converted to float32, and 16-bit results are computed in float32 and rounded once.
-        host: see `Kernel`.
+        takes: function (outs, ins, attrs) -> "", or why the kernel does not support them.
+        host, reads_values: see `Kernel`.
         table: the table that it enters.
     """
 
@@ -106,7 +115,7 @@ def kernel(
         where = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
         asks: Asks = (lambda ins, attrs, given=needs: given) if isinstance(needs, Needs) else needs
         made = _widened(bind, work) if widen else (bind, work)
-        table[name] = Kernel(*made, where, fresh, asks, host=host)
+        table[name] = Kernel(*made, where, fresh, asks, takes, host, reads_values)
         return bind
 
     return enter

@@ -7,7 +7,7 @@ An op in none of them, and without an expansion, runs on the host.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from graphwright.array.backend import Attrs, Call, MissingKernel, Needs, torch_functions
-from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, Kernel, Takes, Tensors, kernel_of
+from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, Kernel, kernel_of
 from graphwright.array.cuda.torch_kernels import TORCH
 from graphwright.array.device import Device
 from graphwright.array.device_backend import Choice, DeviceBackend, Specs, VisibleDriver
@@ -31,26 +31,7 @@ def triton_kernels() -> Mapping[str, Kernel]:
         return {}
     from graphwright.array.triton.kernel import table
 
-    return {name: row._replace(takes=_straight(row.takes)) if _of_blocks(row) else row for name, row in table().items()}
-
-
-_BLOCKS = "launch.py:"
-"""Where kernels of attention over patterns are bound; binding reads sizes in the table on the device."""
-
-
-def _of_blocks(row: Kernel) -> bool:
-    return row.where.startswith(_BLOCKS)
-
-
-def _straight(takes: Takes) -> Takes:
-    """Return `takes` that also refuses operands which the launch would copy when it is bound, not when it runs."""
-
-    def straight(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:
-        gradient = len(outs) > 2 and not ins[-1].is_contiguous()
-        apart = any(t.dim() == 4 and t.stride(-1) != 1 for t in ins)
-        return takes(outs, ins, attrs) or ("an operand whose rows have gaps" if gradient or apart else "")
-
-    return straight
+    return table()
 
 
 class CudaBackend(DeviceBackend):
@@ -66,14 +47,6 @@ class CudaBackend(DeviceBackend):
         self.triton = triton_kernels() if triton is None else triton
         super().__init__(device, driver, fuses=bool(self.triton))
         self._choices: dict[Any, Choice] = {}
-
-    def bind(
-        self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray] = ()
-    ) -> list[Call]:
-        """Return a list of one call, which queues the kernel's calls; see `DeviceBackend.bind`."""
-        if name in self.triton and _of_blocks(self.triton[name]):
-            self.driver.synchronize(self.stream)  # copies of the table may still be queued
-        return super().bind(name, outs, ins, attrs, work)
 
     def has_kernel(self, name: str) -> bool:
         """Return True if a kernel of this name runs on the device."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from hashlib import blake2b
+from math import prod
 from typing import Any, NamedTuple
 
 from graphwright.array.dtype import DType
@@ -216,10 +217,7 @@ def _stored(value: Value, dtype: DType) -> str:
 def _reach(view: View, strides: Sequence[int], layout: _Layout) -> int:
     sizes = (*layout.sizes, layout.count)
     far = sum((n - 1) * s for n, s in zip(sizes, strides, strict=True) if n)
-    total = 1
-    for n in sizes:
-        total *= n
-    return max(far, total + BLOCK)
+    return max(far, prod(sizes) + BLOCK)
 
 
 def kernel(shape: tuple[int, ...], members: Sequence[Member]) -> Kernel:
@@ -229,9 +227,7 @@ def kernel(shape: tuple[int, ...], members: Sequence[Member]) -> Kernel:
         w.add(member)
     stores = w.stores(members)
     sizes = w.layout.sizes
-    total = w.layout.count
-    for n in sizes:
-        total *= n
+    total = w.layout.count * prod(sizes)
     named: list[tuple[str, int]] = []
     if not w.rows and sizes:
         named.append(("total", total))

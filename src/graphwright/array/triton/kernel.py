@@ -1,9 +1,9 @@
 """The table of Triton kernels, by op: the records of the CPU's table, with the dtypes and layouts that they support.
 
-`bind` returns launches and other calls; neither allocates memory. Kernels obey these rules, which
-`tests/ops/test_triton_rules.py` checks: every load and store of a tile is masked; values are computed in float32, in
-float64 for float64 operands; no atomics, so that equal operands give equal bits; sizes and strides are arguments that
-no kernel is compiled for, and constants only select a layout, a size of tiles or an attribute.
+`bind` returns launches and other calls. Kernels obey these rules, which tests/array/triton_kernels/test_triton_rules.py
+checks: every load and store of a tile is masked; values are computed in float32, in float64 for float64 operands; no
+atomics, so that equal operands give equal bits; sizes and strides are arguments that no kernel is compiled for, and
+constants only select a layout, a size of tiles or an attribute.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 
-from graphwright.array.backend import Needs
-from graphwright.array.cpu.kernel import Asks, Bind, Kernel, Takes, Tensors, Work
+from graphwright.array.cpu.kernel import Kernel, Tensors
+from graphwright.array.cpu.kernel import kernel as register
 
 TRITON: dict[str, Kernel] = {}
 """Op -> its kernel; `table` fills it."""
@@ -29,7 +29,6 @@ _FAMILIES = (
 ALL_REGISTERS = 255
 """Value of `Launch.registers` for kernels with large tiles."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_NONE = Needs()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,27 +73,8 @@ def compiled(function: Callable[..., Any]) -> Any:
     return triton.jit(function, do_not_specialize=numbers)
 
 
-def kernel(
-    name: str, work: Work | None = None, *, takes: Takes, needs: Needs | Asks = _NONE
-) -> Callable[[Bind], Bind]:  # fmt: skip
-    """Return a decorator that registers the `bind` function of a kernel.
-
-    Args:
-        work: function (out specs, in specs, attrs) -> specs of the scratch.
-        takes: function (outs, ins, attrs) -> "", or why the kernel does not support them.
-        needs: the host requirements, or a function that returns those of one launch.
-    """
-
-    def enter(bind: Bind) -> Bind:
-        if name in TRITON:
-            raise ValueError(f"kernel {name!r} is already registered")
-        code = inspect.unwrap(bind).__code__
-        asks: Asks = (lambda ins, attrs, given=needs: given) if isinstance(needs, Needs) else needs
-        where = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
-        TRITON[name] = Kernel(bind, work, where, None, asks, takes)
-        return bind
-
-    return enter
+kernel: Any = partial(register, table=TRITON)
+"""Returns a decorator that registers the `bind` function of a kernel; see `array.cpu.kernel.kernel`."""
 
 
 def table() -> dict[str, Kernel]:

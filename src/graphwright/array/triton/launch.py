@@ -18,6 +18,8 @@ from graphwright.errors import DTypeError
 from graphwright.patterns import table as words
 from graphwright.patterns.errors import BlockSize
 
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""Dtypes of q, k and v that the kernels support."""
 BLOCKS = (16, 32, 64, 128)
 """Block sizes of patterns that the kernels support: tiles of the matrix units."""
 MOST_WIDE = 64 * 64
@@ -93,13 +95,11 @@ class _Bound:
 
     def __init__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, table: torch.Tensor,
                  extra: Tensors, attrs: Attrs) -> None:  # fmt: skip
-        if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        if q.dtype not in DTYPES:
             raise DTypeError("no Triton kernel for this dtype", expected="float32, float16, bfloat16", got=q.dtype)
         known = table.tolist()
         check_block(known[words.BLOCK], max(t.shape[3] for t in (q, k, v) if t is not None), q.dtype)
-        self.q, self.k, self.v, self.table = (
-            t if t is None or t.stride(-1) == 1 else t.contiguous() for t in (q, k, v, table)
-        )
+        self.q, self.k, self.v, self.table = q, k, v, table
         given = named(extra, attrs)
         self.gates, start = given.get("gates"), given.get("q_start")
         self.lse_grad = given.get("lse_grad")
@@ -129,11 +129,17 @@ class _Bound:
 
 
 def _takes(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:
-    known = ins[0].dtype in (torch.float32, torch.float16, torch.bfloat16)
-    return "" if known else f"no Triton kernel of block-sparse attention for {ins[0].dtype}"
+    if ins[0].dtype not in DTYPES:
+        return f"no Triton kernel of block-sparse attention for {ins[0].dtype}"
+    rows = [t for t in ins[:3] if t.dim() == 4]  # q, k, and v where there is one
+    if any(t.stride(-1) != 1 for t in rows):
+        return "the entries of a head are not contiguous"
+    if not all(t.is_contiguous() for t in (*outs, *ins[len(rows) :])):
+        return "a result, a statistic or a gradient is not contiguous"
+    return ""
 
 
-@kernel("block_sdpa", takes=_takes)
+@kernel("block_sdpa", takes=_takes, reads_values=True)
 def block_sdpa(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Launch:
     """Bind the op `block_sdpa`. Raises: BlockSize, DTypeError."""
     q, k, v, table, *extra = ins
@@ -142,12 +148,11 @@ def block_sdpa(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Laun
     return b.launch(kernels.forward, b.rows, args, b.form.constants())
 
 
-@kernel("block_sdpa_backward", takes=_takes)
+@kernel("block_sdpa_backward", takes=_takes, reads_values=True)
 def block_sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Bind the op `block_sdpa_backward`: rows for dq and gates, then columns for dk and dv. Raises: as `block_sdpa`."""
     (q, k, v, table, *extra), (out, lse, grad) = ins[:-3], ins[-3:]
     b, (dq, dk, dv, *rest) = _Bound(q, k, v, table, extra, attrs), outs
-    grad = grad.contiguous()
     less = torch.empty_like(lse)
     pairs = b.rows[1]
     edge_grads = lse.new_empty(pairs if rest else 1, b.slots if rest else 1)
@@ -170,7 +175,7 @@ def block_sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors
     ]  # fmt: skip
 
 
-@kernel("block_mass", takes=_takes)
+@kernel("block_mass", takes=_takes, reads_values=True)
 def block_mass(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Bind the op `block_mass`. Raises: as `block_sdpa`."""
     (q, k, table, lse, *extra), (mass,) = ins, outs

@@ -46,6 +46,12 @@ class Share(NamedTuple):
         ends = list(accumulate(self.units, initial=0))
         return range(ends[rank], ends[rank + 1])
 
+    def check(self) -> None:
+        """Raise WrongWorld if the run has another number of ranks."""
+        if len(self.units) != world().ranks:
+            raise WrongWorld("the units are divided among another number of ranks than the run has", where=self.axis,
+                             expected=f"{world().ranks} ranks", got=f"{len(self.units)} shares")  # fmt: skip
+
 
 class DividedWeight(NamedTuple):
     """A weight along divided axes: its key, and per divided dimension the indices of each rank, in order."""
@@ -86,19 +92,20 @@ class _OfShares(Edit):
 
     def check(self, p: Program) -> None:
         for share in self.shares:
-            if len(share.units) != world().ranks:
-                raise WrongWorld("the units are divided among another number of ranks than the run has",
-                                 where=share.axis, expected=f"{world().ranks} ranks",
-                                 got=f"{len(share.units)} shares")  # fmt: skip
+            share.check()
 
     def touches(self, p: Program) -> tuple[NodeId, ...]:
         return self._resized(p, {}).touches(p)
 
     def _resized(self, p: Program, arrays: Mapping[str, ResizedWeight]) -> ResizeAxis:
         """Return the edit that sets arrays, by key, and the attributes that this edit leaves."""
-        attrs = self.local if isinstance(self, DivideAxes) else self.whole
         given = [arrays.get(w.key) or ResizedWeight(w.key, p.weights.array(w.key), ()) for w in self.weights]
-        return ResizeAxis((), tuple(given), attrs, correct=False)
+        return ResizeAxis((), tuple(given), self.left, correct=False)
+
+    @property
+    def left(self) -> tuple[tuple[NodeId, Mapping[str, Any]], ...]:
+        """The attributes that the edit leaves."""
+        raise NotImplementedError
 
     def to_json(self, p: Program) -> dict[str, Any]:
         shares = [[share.axis, list(share.units)] for share in self.shares]
@@ -108,6 +115,10 @@ class _OfShares(Edit):
 @dataclass(frozen=True, slots=True)
 class DivideAxes(_OfShares):
     """Keep this rank's share of the units of axes; the other units are on other ranks."""
+
+    @property
+    def left(self) -> tuple[tuple[NodeId, Mapping[str, Any]], ...]:
+        return self.local
 
     def invert(self, p: Program) -> GatherAxes:
         return GatherAxes(self.shares, self.weights, self.whole, self.local)
@@ -132,6 +143,10 @@ class DivideAxes(_OfShares):
 @dataclass(frozen=True, slots=True)
 class GatherAxes(_OfShares):
     """Join the shares of all ranks again. Raises: RankLost, with the program unchanged."""
+
+    @property
+    def left(self) -> tuple[tuple[NodeId, Mapping[str, Any]], ...]:
+        return self.whole
 
     def invert(self, p: Program) -> DivideAxes:
         return DivideAxes(self.shares, self.weights, self.whole, self.local)
@@ -196,9 +211,7 @@ def divided(p: Program, shares: Sequence[Share]) -> DivideAxes:
     found, here = p.axes(), world()
     for share in shares:
         group = found[share.axis]
-        if len(share.units) != here.ranks:
-            raise WrongWorld("the units are divided among another number of ranks than the run has", where=share.axis,
-                             expected=f"{here.ranks} ranks", got=f"{len(share.units)} shares")  # fmt: skip
+        share.check()
         if group.size != sum(share.units) or min(share.units) < 1:
             raise UsageError("the shares are not all units of the axis, at least one a rank", where=share.axis,
                              expected=group.size, got=" + ".join(map(str, share.units)))  # fmt: skip
