@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from math import prod
 from typing import Any
 
@@ -177,13 +177,16 @@ def facts(op: str, operands: list[Operand], launch: Launch, made: Compiled, capa
 
 def rows(capability: int, chosen: list[str], first: bool) -> Iterator[dict[str, Any]]:
     """Compile each kernel for a compute capability, or of each function only the first form; yield what it uses."""
+    made: dict[Hashable, Compiled] = {}
     seen = set()
     for op, operands, attrs in typical():
         for launch in launches(op, operands, attrs) if not chosen or op in chosen else ():
             key = launch.function.__name__ if first else form_key(launch, capability)
-            if key not in seen:
-                seen.add(key)
-                yield facts(op, operands, launch, compile_launch(launch, capability), capability)
+            if key not in made:
+                made[key] = compile_launch(launch, capability)
+            if (op, key) not in seen:
+                seen.add((op, key))
+                yield facts(op, operands, launch, made[key], capability)
 
 
 def main() -> int:

@@ -38,6 +38,11 @@ ELSEWHERE = {
 """Why ops have no Triton kernel in the table -> these ops. Elementwise ops have generated kernels, views need none."""
 
 
+OTHERS = {name for name, row in OPS.items() if not row.traits.elementwise and row.view is None}
+WRITTEN = OTHERS - {name for names in ELSEWHERE.values() for name in names.split()}
+"""Ops with handwritten kernels."""
+
+
 def check_interpreted(cache: Path, depth: str) -> None:
     found = facts(FOLDER / "interpreted_kernels.py", cache, depth, TRITON_INTERPRET="1")
     wrong = {name: fact for name, fact in found.items() if fact and not name.endswith(" seconds")}
@@ -65,8 +70,7 @@ def check_compiled(found: dict[str, Any]) -> int:
 
 def test_kernels_compile_for_a_gpu_that_is_not_there_and_20_shapes_share_their_code(tmp_path: Path) -> None:
     found = facts(FOLDER / "compiled_kernels.py", tmp_path)
-    others = {name for name, row in OPS.items() if not row.traits.elementwise and row.view is None}
-    assert others - {*found["ops"]} == {name for names in ELSEWHERE.values() for name in names.split()}
+    assert OTHERS - {*found["ops"]} == OTHERS - WRITTEN
     assert check_compiled(found) >= 2
     counts = {name: count for name, count in found.items() if name.startswith("forms of ")}
     assert len(counts) >= 15
@@ -78,7 +82,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there_and_20_shapes_share_their_c
 @pytest.mark.deep
 @pytest.mark.timeout(3600)
 def test_kernels_of_all_cases_compile_without_spills_and_atomics(tmp_path: Path) -> None:
-    assert check_compiled(facts(FOLDER / "compiled_kernels.py", tmp_path, "deep")) > 300
+    assert check_compiled(facts(FOLDER / "compiled_kernels.py", tmp_path, "deep")) > 3 * 60
 
 
 @pytest.mark.deep
@@ -88,4 +92,5 @@ def test_the_script_compiles_all_kernels_for_three_generations_of_gpus(tmp_path:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     found = json.loads(done.stdout)["kernels"]
     assert {row["target"] for row in found} == {"sm_80", "sm_90", "sm_100"}
-    assert len({row["op"] for row in found}) > 60
+    patterns = {name for name in WRITTEN if name.startswith("block_")}  # in tests/ops/test_block_attention_triton.py
+    assert {row["op"] for row in found} >= WRITTEN - patterns

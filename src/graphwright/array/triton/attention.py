@@ -89,6 +89,15 @@ def rows_of(block, queries, share, ROWS: tl.constexpr):
 
 
 @triton.jit
+def first_position(q_start, queries, keys, START: tl.constexpr):
+    """Return the position of the first query: q_start, or such that the last query has that of the last key."""
+    start = keys - queries
+    if START:
+        start = tl.load(q_start, mask=queries > 0, other=0).to(tl.int32)
+    return start
+
+
+@triton.jit
 def _span(position, inside, keys, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, COLUMNS: tl.constexpr):
     """Return the first key, a multiple of COLUMNS, and the end of the keys that some row can see."""
     first, stop = 0, keys
@@ -119,9 +128,7 @@ def attend(
     group, n = pair % groups, (pair // groups).to(tl.int64)
     member, t, inside = rows_of(tl.program_id(0) % blocks, queries, share, ROWS)
     head = (group * share + member).to(tl.int64)
-    start = keys - queries
-    if START:
-        start = tl.load(q_start, mask=queries > 0, other=0).to(tl.int32)
+    start = first_position(q_start, queries, keys, START)
     position = t + start
     q_tile = load_vectors(q + n * q_n, head * q_h + t * q_t, 1, inside, width, D)
     k_base, v_base = k + n * k_n + group * k_h, v + n * v_n + group * v_h
@@ -172,9 +179,7 @@ def attend_slopes(
     group, n = pair % groups, (pair // groups).to(tl.int64)
     member, t, inside = rows_of(tl.program_id(0) % blocks, queries, share, ROWS)
     head = (group * share + member).to(tl.int64)
-    start = keys - queries
-    if START:
-        start = tl.load(q_start, mask=queries > 0, other=0).to(tl.int32)
+    start = first_position(q_start, queries, keys, START)
     position = t + start
     rows = (n * groups * share + head) * queries + t
     q_tile = load_vectors(q + n * q_n, head * q_h + t * q_t, 1, inside, width, D)
@@ -236,9 +241,7 @@ def key_slopes(
     first_key = (tl.program_id(0) % blocks) * COLUMNS
     columns = first_key + tl.arange(0, COLUMNS)
     there = columns < keys
-    start = keys - queries
-    if START:
-        start = tl.load(q_start, mask=queries > 0, other=0).to(tl.int32)
+    start = first_position(q_start, queries, keys, START)
     k_tile = load_vectors(k + n * k_n + group * k_h, columns, k_t, there, width, D)
     v_tile = load_vectors(v + n * v_n + group * v_h, columns, v_t, there, value_width, DV)
     k_total = tl.zeros([COLUMNS, D], tl.float32)

@@ -19,7 +19,18 @@ from graphwright.array.cpu.kernel import Bind, Tensors, statistic
 from graphwright.array.dtype import int64
 from graphwright.array.spec import Spec
 from graphwright.array.triton.kernel import FLOATS, Launch, compiled, kernel, one_float
-from graphwright.array.triton.rows import ALONG, MOST, SIDEWAYS, TILES, Rows, multiple, narrow, rows_along, wide
+from graphwright.array.triton.rows import (
+    ALONG,
+    MOST,
+    SIDEWAYS,
+    TILES,
+    Rows,
+    multiple,
+    narrow,
+    rows_along,
+    tile_rows,
+    wide,
+)
 
 SUM, MEAN, PROD, AMAX, AMIN, ANY, ALL = range(7)
 PARTS = 64
@@ -90,10 +101,7 @@ def reduce_rows(
         rows, x_near = multiple(rows, ALIGNED), multiple(x_near, ALIGNED)
         x_row = 1
     x_outer = multiple(x_outer, ALIGNED)
-    outer = (tl.program_id(0) // blocks).to(tl.int64)
-    row = (tl.program_id(0) % blocks) * ROWS + tl.arange(0, ROWS)
-    present = (row < rows)[:, None]
-    row = row.to(tl.int64)[:, None]
+    outer, row, present = tile_rows(rows, blocks, ROWS)
     start = tl.program_id(1) * each
     stop = tl.minimum(start + each, reduced)
     lane = tl.arange(0, COLUMNS)[None, :]
@@ -149,10 +157,7 @@ def extremum_index(
     if LAYOUT == 1:
         rows, x_column = multiple(rows, ALIGNED), multiple(x_column, ALIGNED)
         x_row = 1
-    outer = (tl.program_id(0) // blocks).to(tl.int64)
-    row = (tl.program_id(0) % blocks) * ROWS + tl.arange(0, ROWS)
-    present = (row < rows)[:, None]
-    row = row.to(tl.int64)[:, None]
+    outer, row, present = tile_rows(rows, blocks, ROWS)
     lane = tl.arange(0, COLUMNS)[None, :]
     base = x + outer * multiple(x_outer, ALIGNED) + row * x_row
     best = exact(tl.load(base + lane.to(tl.int64) * x_column, mask=present & (lane < columns), other=0))
@@ -192,10 +197,7 @@ def cumulative_sum(
         rows, x_column = multiple(rows, ALIGNED), multiple(x_column, ALIGNED)
         out_column = multiple(out_column, ALIGNED)
         x_row, out_row = 1, 1
-    outer = (tl.program_id(0) // blocks).to(tl.int64)
-    row = (tl.program_id(0) % blocks) * ROWS + tl.arange(0, ROWS)
-    present = (row < rows)[:, None]
-    row = row.to(tl.int64)[:, None]
+    outer, row, present = tile_rows(rows, blocks, ROWS)
     lane = tl.arange(0, COLUMNS)[None, :]
     x_at, out_at = x + outer * x_outer + row * x_row, out + outer * out_outer + row * out_row
     none = exact(tl.load(x_at + lane, mask=(lane < 0) & present, other=0))

@@ -49,6 +49,17 @@ def multiple(value, ALIGNED: tl.constexpr):
         return value
 
 
+@triton.jit
+def tile_rows(rows, blocks, ROWS: tl.constexpr):
+    """Return the index along the axes before the rows, the rows [ROWS, 1] of a program, and which of them exist.
+
+    A program has ROWS of `rows` rows; `blocks` programs have all of them.
+    """
+    outer = (tl.program_id(0) // blocks).to(tl.int64)
+    row = (tl.program_id(0) % blocks) * ROWS + tl.arange(0, ROWS)
+    return outer, row.to(tl.int64)[:, None], (row < rows)[:, None]
+
+
 class Tile(NamedTuple):
     """Rows and columns of a program's tile, whether it loops over columns, and its warps."""
 

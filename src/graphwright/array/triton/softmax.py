@@ -9,7 +9,7 @@ import triton.language as tl
 from graphwright.array.backend import Attrs
 from graphwright.array.cpu.kernel import Tensors
 from graphwright.array.triton.kernel import Launch, compiled, kernel, one_float
-from graphwright.array.triton.rows import Rows, multiple, narrow, rows_along, wide
+from graphwright.array.triton.rows import Rows, multiple, narrow, rows_along, tile_rows, wide
 
 LOWEST = tl.constexpr(float("-inf"))
 
@@ -43,10 +43,7 @@ def softmax_rows(
         out_column = multiple(out_column, ALIGNED)
         x_row, out_row = 1, 1
     x_outer, out_outer = multiple(x_outer, ALIGNED), multiple(out_outer, ALIGNED)
-    outer = (tl.program_id(0) // blocks).to(tl.int64)
-    row = (tl.program_id(0) % blocks) * ROWS + tl.arange(0, ROWS)
-    present = (row < rows)[:, None]
-    row = row.to(tl.int64)[:, None]
+    outer, row, present = tile_rows(rows, blocks, ROWS)
     x_at, out_at = outer * x_outer + row * x_row, outer * out_outer + row * out_row
     mask_at = outer * mask_outer + row * mask_row
     column = tl.arange(0, COLUMNS)[None, :]
