@@ -124,51 +124,60 @@ def refused() -> dict[str, str]:
     found["hash"] = str(p.hash() == before)
     with p.edit("divide") as e:
         distributed.tensor_parallel(e, p.select("layers.*"))
+    with p.edit("more") as e:
+        e.set_weight("model.norm.weight", lambda w: w * 1.0)
     with TemporaryDirectory() as folder:
         try:
             gw.save_state(f"{folder}/state", p)
         except GraphwrightError as error:
-            found["state"] = f"{type(error).__name__}: {error}"
+            found["later"] = f"{type(error).__name__}: {error}"
         found["written"] = str(os.listdir(folder))
-    with p.edit("more") as e:
-        e.set_weight("model.norm.weight", lambda w: w * 1.0)
-    try:
-        with distributed.gathered(p):
-            pass
-    except GraphwrightError as error:
-        found["later"] = f"{type(error).__name__}: {error}"
     return found
 
 
-def everything() -> dict[str, Any]:
+def everything(folder: str) -> dict[str, Any]:
     """Return the facts of all checks; one start of the processes serves all."""
     return {"bundled": bundled(), "modules": modules(), "pruned": pruned(), "refused": refused(),
-            "trained": trained(4, distributed.ranks(), 0.5)}  # fmt: skip
+            "trained": trained(4, 0.5), "resumed": resumed(f"{folder}/state")}  # fmt: skip
 
 
-def trained(steps: int, ranks: int, clip: float | None, divide: bool = True) -> dict[str, Any]:
-    """Train the bundled model on the same batches, divided among the ranks; return losses, and the weights at the end.
+class Training:
+    """A training of the bundled model in float32, divided among the ranks or whole."""
 
-    With `divide=False` it trains whole.
-    """
-    p = gw.open("bundled", dtype="float32").program
-    if divide:
-        with p.edit("divide") as e:
-            distributed.tensor_parallel(e, p.select("layers.*"))
-    rng = np.random.default_rng(11)
-    optimizer = gw.optim.SGD(p.parameters(), lr=0.02, momentum=0.9)
+    def __init__(self, divide: bool, optimizer: str = "SGD", clip: float | None = None) -> None:
+        self.p = gw.open("bundled", dtype="float32").program
+        if divide:
+            with self.p.edit("divide") as e:
+                distributed.tensor_parallel(e, self.p.select("layers.*"))
+        make = {"SGD": {"lr": 0.02, "momentum": 0.9}, "AdamW": {"lr": 1e-3}}[optimizer]
+        self.optimizer = getattr(gw.optim, optimizer)(self.p.parameters(), **make)
+        self.step = gw.compile_step(self.p, self.loss, self.optimizer, feeds(self.p), clip=clip)
+        if divide:
+            distributed.data_parallel(self.step)
 
+    @staticmethod
     def loss(logits: Any, ids: Any) -> Any:
         return gw.nn.functional.cross_entropy(logits[:, :-1], ids[:, 1:], dim=-1)
 
-    given = feeds(p, 2, 9)
-    step = gw.compile_step(p, loss, optimizer, given, clip=clip)
-    if divide:
-        distributed.data_parallel(step)
-    losses = []
-    for _ in range(steps):
-        given["ids"] = rng.integers(0, 200, given["ids"].shape)
-        losses.append(step(given).item())
+    def run(self, first: int, last: int) -> list[float]:
+        """Train on batches, the same on all ranks; return the losses."""
+        given, losses = feeds(self.p), []
+        for n in range(first, last):
+            given["ids"] = np.random.default_rng(n).integers(0, 200, given["ids"].shape)
+            losses.append(self.step(given).item())
+        return losses
+
+    def save(self, folder: str) -> None:
+        gw.save_state(folder, self.p, self.optimizer, compiled=self.step)
+
+    def load(self, folder: str) -> None:
+        gw.load_state(folder, self.p, self.optimizer, compiled=self.step)
+
+
+def trained(steps: int, clip: float | None, divide: bool = True) -> dict[str, Any]:
+    """Train divided or whole; return losses, and the weights at the end."""
+    made = Training(divide, clip=clip)
+    p, losses = made.p, made.run(0, steps)
     whole = [key for key in p.weights if key not in divided_weights(p)]
     replicas = {key: float(p.weights.array(key).to_numpy("float64").sum()) for key in whole}
     with distributed.gathered(p):
@@ -176,6 +185,20 @@ def trained(steps: int, ranks: int, clip: float | None, divide: bool = True) -> 
         keys = ("model.norm.weight", "model.layers.1.mlp.down_proj.weight", "model.layers.2.self_attn.q_proj.weight")
         few = {key: p.weights.array(key).to_numpy("float64").ravel()[:2000:7].tolist() for key in keys}
     return {"losses": losses, "replicas": replicas, "sums": sums, "few": few}
+
+
+def resumed(folder: str) -> dict[str, list[float]]:
+    """Return losses of a divided training: uninterrupted, resumed from a folder, and continued after an undo."""
+    one, two, three = (Training(True, "AdamW") for _ in range(3))
+    losses = {"before": one.run(0, 3)}
+    one.save(folder)
+    losses["after"] = one.run(3, 5)
+    two.load(folder)
+    losses["resumed"] = two.run(3, 5)
+    three.load(folder)
+    three.p.undo()
+    losses["undone"] = three.run(3, 5)
+    return losses
 
 
 DOUBLED = ("model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.down_proj.weight", "model.norm.weight")

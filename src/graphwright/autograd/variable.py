@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -15,8 +16,17 @@ from graphwright.autograd.tensor import Tensor
 from graphwright.errors import AliasError, ShapeError
 from graphwright.ops import compute, get
 
-Remap = tuple[tuple[int, ...], dict[int, np.ndarray]]
-"""A change of shape: the shape before, and axis -> old index of each new entry, -1 for a new entry."""
+
+class Remap(NamedTuple):
+    """How arrays of the shape `before` become arrays of the shape `after`."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    move: Callable[[np.ndarray], np.ndarray]
+
+
+Join = Callable[[np.ndarray], np.ndarray]
+"""Returns the whole array, of the parts that processes have."""
 
 _VERSIONED = frozenset({"data", "shared", "requires_grad"})
 """Attributes whose change invalidates what plans cached of a variable."""
@@ -61,19 +71,23 @@ class Variable(Tensor):
             self.data, self.shared = self.data.copy(), False
         return self.data
 
-    def reshape_to(self, data: NDArray, index_maps: Mapping[int, np.ndarray], *, back: bool = False) -> None:
+    def reshape_to(
+        self, data: NDArray, index_maps: Mapping[int, np.ndarray], *, back: bool = False, join: Join | None = None
+    ) -> None:
         """Replace the array by one of a different shape, and set `grad` to None.
 
         Args:
             data: the new values.
             index_maps: axis -> for each entry of `data` its old index, -1 for an added entry.
             back: True if this undoes the last change of shape.
+            join: of a change that leaves entries to other processes, returns an array of the old shape with the
+                entries of all of them. All processes must call it.
         """
         here = self.lineage
         if back and here is not None and here.sizes == data.shape:
             self.lineage = here.before
         else:
-            self.lineage = ShapeChange(here, self.data.shape, dict(index_maps))
+            self.lineage = ShapeChange(here, self.data.shape, dict(index_maps), join)
         self.data, self.shared, self.grad = data, True, None
 
     def assign(self, value: Tensor) -> None:
@@ -151,14 +165,21 @@ class ShapeChange:
     sizes: tuple[int, ...]  # the shape before it
     index_maps: dict[int, np.ndarray]  # axis -> old index of each new entry, -1 for a new one; other axes are unchanged
 
+    join: Join | None = None  # undoes it for an array of which other processes have the removed entries
+
+    @property
+    def after(self) -> tuple[int, ...]:
+        """The shape after the change."""
+        return tuple(len(self.index_maps[i]) if i in self.index_maps else n for i, n in enumerate(self.sizes))
+
     def forward(self) -> Remap:
-        """Return (old shape, index maps), by which arrays of the old shape are remapped to the new shape."""
-        return self.sizes, self.index_maps
+        """Return how arrays of the old shape follow the change."""
+        return Remap(self.sizes, self.after, partial(remapped, index_maps=self.index_maps))
 
     def backward(self) -> Remap:
-        """Return (new shape, inverse index maps), by which arrays are remapped back; removed entries have index -1."""
-        after = tuple(len(self.index_maps[i]) if i in self.index_maps else n for i, n in enumerate(self.sizes))
-        return after, {axis: inverse(old, self.sizes[axis]) for axis, old in self.index_maps.items()}
+        """Return how arrays of the new shape follow when it is undone; entries that it removed are 0 or joined."""
+        back = {axis: inverse(old, self.sizes[axis]) for axis, old in self.index_maps.items()}
+        return Remap(self.after, self.sizes, self.join or partial(remapped, index_maps=back))
 
 
 def inverse(index_map: np.ndarray, size: int) -> np.ndarray:

@@ -26,7 +26,8 @@ from graphwright.distributed.ranks import (
     setup,
 )
 from graphwright.distributed.saving import SaveFailed, save
-from graphwright.distributed.tensor_parallel import Division, gathered, is_divided, tensor_parallel
+from graphwright.distributed.tensor_parallel import Division, tensor_parallel
+from graphwright.program.axes.divide import gathered, is_divided
 
 __all__ = [
     "Division",

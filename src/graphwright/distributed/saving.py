@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from graphwright.array.world import world
 from graphwright.distributed.balance import owners
-from graphwright.distributed.tensor_parallel import gathered
 from graphwright.errors import ComputeError, GraphwrightError
 from graphwright.files import StrPath, atomic_directory, atomic_write
 from graphwright.models.export.ladder import Ladder
 from graphwright.models.export.write import file_items, write_companions
+from graphwright.program.axes.divide import gathered
 from graphwright.safetensors import INDEX_SUFFIX, TensorData, index_file, write_tensors
 
 if TYPE_CHECKING:

@@ -7,8 +7,6 @@ et al. 2019). Ranks may have different numbers of units. Undo gathers the units.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +15,7 @@ from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import traits
 from graphwright.ops.axes import atoms, resolve
-from graphwright.program.axes.divide import DivideAxes, Share, divided, divided_weights
+from graphwright.program.axes.divide import Share, divided
 from graphwright.program.editing.replace import redirect
 from graphwright.program.op_graph import Value
 from graphwright.report import Report
@@ -147,39 +145,3 @@ def _join(e: Transaction, node: NodeId, ranks: int) -> NodeId:
         last = e.add("add", total, value, name=p.free_name(f"{path}.biased"))
     redirect(e, {out: Value(last)}, skip=(total,))
     return total
-
-
-def is_divided(p: Program) -> bool:
-    """Return whether units of the program are on other ranks."""
-    return bool(divided_weights(p))
-
-
-def _division(p: Program) -> int | None:
-    """Return how many undo steps lead back to the whole program, or None if it is whole."""
-    undone = [entry.undo for entry in reversed(p.history.undoable) if entry.undo is not None]
-    found = [i for i, undo in enumerate(undone) if any(isinstance(x, DivideAxes) for x in undo.forward)]
-    return found[-1] + 1 if found else None
-
-
-@contextmanager
-def gathered(p: Program) -> Iterator[None]:
-    """Inside the block the program is whole, with the values of all ranks, to export or save it; every rank enters it.
-
-    It undoes the division, and redoes it at the end. Raises: UsageError if the program was edited after the division.
-    """
-    if not is_divided(p):
-        yield
-        return
-    steps = _division(p)
-    if steps is None:
-        fix = "divide the program in this process, with an undo horizon that keeps the edit"
-        raise UsageError("the history of the program has no division to undo", where=p.name, fix=fix)
-    if steps > 1:
-        what, got = "the program was edited after it was divided", f"{steps - 1} edits since"
-        raise UsageError(what, where=p.name, got=got,
-                         fix="undo these edits first, or divide the program last")  # fmt: skip
-    p.undo()
-    try:
-        yield
-    finally:
-        p.redo()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -26,7 +27,7 @@ from graphwright.files import JsonError, StrPath, atomic_directory, blake2b_128,
 from graphwright.optim.exchange import whole
 from graphwright.optim.optimizer import Optimizer, moment_remap
 from graphwright.optim.training_step import CompiledStep
-from graphwright.program.axes.divide import divided_weights
+from graphwright.program.axes.divide import gathered
 from graphwright.program.editing.replay import replay
 from graphwright.program.program import Program
 from graphwright.safetensors import Checkpoint, CheckpointError, TensorData, write_checkpoint
@@ -79,20 +80,18 @@ def save_state(
 ) -> None:  # fmt: skip
     """Write the state of a training atomically, replacing an older one in the directory.
 
-    Of several ranks, rank 0 writes. If they divide the states of the optimizer, all ranks must call this.
+    Of several ranks, rank 0 writes. If they divide the program or the states of the optimizer, all ranks must call
+    this; what is written is whole, and any number of ranks can load it.
 
     Args:
         directory: its parent must exist.
         compiled: the step made by `compile_step`; its options and the number of accumulated batches are saved.
         facts: additional JSON values, available as `SavedState.facts` after loading.
-    Raises: UsageError if a state is not JSON, or if other ranks have parts of the weights; FileError if writing fails,
-        with the old directory unchanged.
+    Raises: UsageError if a state is not JSON, or if a divided program was edited after the division; FileError if
+        writing fails, with the old directory unchanged.
     """
-    program = program_of(model)
-    if program is not None and (parts := divided_weights(program)):
-        raise UsageError("the weights of other ranks would be missing", where="save_state", got=sorted(parts)[:3],
-                         fix="with distributed.gathered(program): save_state(...)")  # fmt: skip
-    with whole(optimizer, gather=True):
+    with _gathered(model), whole(optimizer, gather=True):
+        training_variables(model, optimizer, scaler, compiled)  # moments follow edits; ranks that divide them join them
         if world().rank == 0:
             _write(directory, model, optimizer, scaler, _given(scheduler, loader, rng), step, compiled, facts)
 
@@ -197,7 +196,7 @@ class SavedState:
         compiled: CompiledStep | None = None, remap: Journal | None = None,
     ) -> None:  # fmt: skip
         """Restore model, optimizer and all other arguments that are given; see `load_state`."""
-        with whole(optimizer, gather=False):
+        with _gathered(model), whole(optimizer, gather=False):
             self._restore(model, optimizer, scaler, _given(scheduler, loader, rng), compiled, remap)
 
     def _restore(
@@ -319,6 +318,12 @@ def program_of(model: object) -> Program | None:
     """Return the program of a model, or the model itself if it is a program; None for a module."""
     found = getattr(model, "program", model)
     return found if isinstance(found, Program) else None
+
+
+def _gathered(model: object) -> AbstractContextManager[object]:
+    """Return a context in which the program of a model is whole."""
+    program = program_of(model)
+    return nullcontext() if program is None else gathered(program)
 
 
 def _items_of(inputs: Mapping[str, str] | None) -> dict[str, str]:

@@ -31,7 +31,7 @@ from graphwright.autograd import (
     stochastic_round,
     update,
 )
-from graphwright.autograd.variable import ShapeChange, remap_path, remapped
+from graphwright.autograd.variable import ShapeChange, remap_path
 from graphwright.errors import UsageError
 from graphwright.ops import call
 from graphwright.optim.exchange import Shards
@@ -577,14 +577,14 @@ def moment_remap(spec: Spec, lineage: ShapeChange | None, p: Parameter) -> Calla
         spec, lineage: when the moments were made, the spec of `p` and the record of its last change of shape.
     """
     remaps, shape = list(remap_path(lineage, p.lineage)), spec.sizes
-    for before, index_maps in remaps:
-        if shape != before:
+    for step in remaps:
+        if shape != step.before:
             return None
-        shape = tuple(len(index_maps[i]) if i in index_maps else n for i, n in enumerate(shape))
+        shape = step.after
 
     def remap(moment: np.ndarray) -> np.ndarray:
-        for _, index_maps in remaps:
-            moment = remapped(moment, index_maps)
+        for step in remaps:
+            moment = step.move(moment)
         return moment
 
     return remap if shape == p.shape else None

@@ -2,19 +2,22 @@
 
 The journal's record of the edit is equal on all ranks, though what remains differs. Neither edit holds an array:
 dividing slices the weights, and gathering, which undoes it, collects the present values of all ranks. So undoing a
-division is a collective, which every rank must reach.
+division is a collective, which every rank must reach. Moments of optimizers are joined when the optimizer next uses
+them, which is another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from graphwright.array import NDArray, empty, from_numpy
+from graphwright.array import Device, NDArray, empty, from_numpy
 from graphwright.array.world import WrongWorld, world
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
@@ -131,7 +134,8 @@ class DivideAxes(_OfShares):
             part = _part(array, changed)
             p.weights.refer_slice(part, array, changed)
             made[w.key] = ResizedWeight(w.key, part, tuple((dim, parts[rank]) for dim, parts in w.dims))
-        self._resized(p, made).apply(p)
+        joins = {w.key: partial(_joined_state, w, p.weights.array(w.key).device) for w in self.weights}
+        self._resized(p, made).apply(p, joins)
 
     @classmethod
     def read(cls, r: RecordReader, record: Mapping[str, Any]) -> DivideAxes:
@@ -203,6 +207,11 @@ def joined(w: DividedWeight, array: NDArray) -> NDArray:
     return made if made.device == array.device else made.to(array.device)
 
 
+def _joined_state(w: DividedWeight, device: Device, part: np.ndarray) -> np.ndarray:
+    """Return a whole moment of a weight, of the parts of all ranks."""
+    return joined(w, from_numpy(part).to(device)).to_numpy()
+
+
 def divided(p: Program, shares: Sequence[Share]) -> DivideAxes:
     """Return the edit that keeps this rank's share of axes of a program in its present state.
 
@@ -232,6 +241,43 @@ def divided(p: Program, shares: Sequence[Share]) -> DivideAxes:
 def divided_weights(p: Program) -> frozenset[str]:
     """Return the keys of the weights of which other ranks have parts."""
     return frozenset(p.key(n) for kind in STORED for n in p.of_kind(kind) if DIVIDED in p.attrs(n))
+
+
+def is_divided(p: Program) -> bool:
+    """Return whether units of the program are on other ranks."""
+    return bool(divided_weights(p))
+
+
+def _division(p: Program) -> int | None:
+    """Return how many undo steps lead back to the whole program, or None if the history cannot."""
+    undone = [entry.undo for entry in reversed(p.history.undoable) if entry.undo is not None]
+    found = [i for i, undo in enumerate(undone) if any(isinstance(x, DivideAxes) for x in undo.forward)]
+    return found[-1] + 1 if found else None
+
+
+@contextmanager
+def gathered(p: Program) -> Iterator[None]:
+    """Inside the block the program is whole, with the values of all ranks, to export or save it; every rank enters it.
+
+    It undoes the division, and redoes it at the end. Moments of optimizers are joined if they are used inside. Raises:
+    UsageError if the program was edited after the division.
+    """
+    if not is_divided(p):
+        yield
+        return
+    steps = _division(p)
+    if steps is None:
+        fix = "divide the program in this process, with an undo horizon that keeps the edit"
+        raise UsageError("the history of the program has no division to undo", where=p.name, fix=fix)
+    if steps > 1:
+        what, got = "the program was edited after it was divided", f"{steps - 1} edits since"
+        raise UsageError(what, where=p.name, got=got,
+                         fix="undo these edits first, or divide the program last")  # fmt: skip
+    p.undo()
+    try:
+        yield
+    finally:
+        p.redo()
 
 
 def _shares(record: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...]]]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from graphwright.array import CPU, NDArray, Spec, from_numpy
 from graphwright.autograd import Tensor
-from graphwright.autograd.variable import inverse, remapped
+from graphwright.autograd.variable import Join, inverse, remapped
 from graphwright.errors import ShapeError, UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import call, get, traits
@@ -122,13 +122,16 @@ class ResizeAxis(Edit):
         attrs, inputs = tuple((n, p.attrs(n)) for n, _ in self.attrs), tuple((n, p.specs(n)) for n, _ in self.inputs)
         return ResizeAxis(axes, weights, attrs, self.correct, inputs)
 
-    def apply(self, p: Program) -> None:
-        """Set weights and attributes. Variables record how entries moved, so that optimizers can move their state."""
+    def apply(self, p: Program, joins: Mapping[str, Join] | None = None) -> None:
+        """Set weights and attributes. Variables record how entries moved, so that optimizers can move their state.
+
+        `joins`: of weights of which other processes keep the entries that go, see `Variable.reshape_to`.
+        """
         back = p.tombstones.mode in ("undo", "roll back")
         readers = self._readers(p)
         for key, array, dims in self.weights:
             maps = {dim: np.asarray(old, np.int64) for dim, old in dims}
-            p.weights[key].reshape_to(array, maps, back=back)
+            p.weights[key].reshape_to(array, maps, back=back, join=(joins or {}).get(key))
             for node in readers[key]:
                 update_node(p, node, specs=(array.spec,))
         for node, attrs in self.attrs:
