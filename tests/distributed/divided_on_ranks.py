@@ -12,6 +12,7 @@ import numpy as np
 import graphwright as gw
 from graphwright import distributed
 from graphwright.array import empty, from_numpy
+from graphwright.array.world import world
 from graphwright.distributed import saving
 from graphwright.errors import GraphwrightError
 from graphwright.program.axes.divide import divided_weights
@@ -144,14 +145,16 @@ def everything(folder: str) -> dict[str, Any]:
 class Training:
     """A training of the bundled model in float32, divided among the ranks or whole."""
 
-    def __init__(self, divide: bool, optimizer: str = "SGD", clip: float | None = None) -> None:
-        self.p = gw.open("bundled", dtype="float32").program
+    def __init__(
+        self, divide: bool, optimizer: str = "SGD", clip: float | None = None, ranks: int | None = None, batch: int = 2
+    ) -> None:
+        self.p, self.batch = gw.open("bundled", dtype="float32").program, batch
         if divide:
             with self.p.edit("divide") as e:
-                distributed.tensor_parallel(e, self.p.select("layers.*"))
+                distributed.tensor_parallel(e, self.p.select("layers.*"), ranks)
         make = {"SGD": {"lr": 0.02, "momentum": 0.9}, "AdamW": {"lr": 1e-3}}[optimizer]
         self.optimizer = getattr(gw.optim, optimizer)(self.p.parameters(), **make)
-        self.step = gw.compile_step(self.p, self.loss, self.optimizer, feeds(self.p), clip=clip)
+        self.step = gw.compile_step(self.p, self.loss, self.optimizer, feeds(self.p, batch), clip=clip)
         if divide:
             distributed.data_parallel(self.step)
 
@@ -159,11 +162,12 @@ class Training:
     def loss(logits: Any, ids: Any) -> Any:
         return gw.nn.functional.cross_entropy(logits[:, :-1], ids[:, 1:], dim=-1)
 
-    def run(self, first: int, last: int) -> list[float]:
-        """Train on batches, the same on all ranks; return the losses."""
-        given, losses = feeds(self.p), []
+    def run(self, first: int, last: int, copy: int = 0, copies: int = 1) -> list[float]:
+        """Train on the part of batches that a copy of the model has; return the losses."""
+        given, losses = feeds(self.p, self.batch), []
         for n in range(first, last):
-            given["ids"] = np.random.default_rng(n).integers(0, 200, given["ids"].shape)
+            ids = np.random.default_rng(n).integers(0, 200, (self.batch * copies, given["ids"].shape[1]))
+            given["ids"] = ids[copy::copies]
             losses.append(self.step(given).item())
         return losses
 
@@ -199,6 +203,32 @@ def resumed(folder: str) -> dict[str, list[float]]:
     three.p.undo()
     losses["undone"] = three.run(3, 5)
     return losses
+
+
+def copies(folder: str) -> dict[str, Any]:
+    """Train two copies of a model that are divided among two ranks each."""
+    here: dict[str, Any] = {}
+    made = Training(True, "AdamW", clip=0.5, ranks=2, batch=1)
+    now = world()
+    here["world"] = [now.parts, now.part, now.copy, now.copies]
+    loader = gw.data.DataLoader(gw.data.TensorDataset(np.arange(8)), 1)
+    here["items"] = [int(np.asarray(rows[0])[0]) for rows in loader]
+    here["losses"] = made.run(0, 3, now.copy, now.copies)
+    here["sums"] = [float(v.data.to_numpy("float64").sum()) for v in made.p.weights.values()]
+    made.save(folder)
+    made.p.undo()
+    here["losses"] += made.run(3, 5, now.copy, now.copies)
+    made.p.redo()
+    for name, call in {
+        "batches": lambda: made.run(5, 6, now.rank, now.ranks),
+        "three": lambda: Training(True, ranks=3),
+        "four": lambda: Training(True, ranks=4),
+    }.items():
+        try:
+            call()
+        except GraphwrightError as error:
+            here[name] = f"{type(error).__name__}: {error}"
+    return here
 
 
 DOUBLED = ("model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.down_proj.weight", "model.norm.weight")

@@ -58,6 +58,24 @@ def test_a_divided_program_is_the_whole_one(ranks: int, tmp_path: Path) -> None:
     check(run_ranks(ranks, divided_on_ranks.everything, str(tmp_path)), ranks, tmp_path / "state")
 
 
+def test_copies_of_a_divided_model_train_as_one_model_on_the_whole_batch(tmp_path: Path) -> None:
+    found = run_ranks(4, divided_on_ranks.copies, str(tmp_path / "state"))
+    assert [facts["world"] for facts in found] == [[2, 0, 0, 2], [2, 1, 0, 2], [2, 0, 1, 2], [2, 1, 1, 2]]
+    assert [facts["items"] for facts in found] == [[0, 2, 4, 6]] * 2 + [[1, 3, 5, 7]] * 2
+    alone, again = (divided_on_ranks.Training(False, "AdamW", clip=0.5) for _ in range(2))
+    wanted = alone.run(0, 5)
+    again.load(str(tmp_path / "state"))
+    np.testing.assert_allclose(again.run(3, 5), wanted[3:], rtol=1e-5)
+    for facts, twin in zip(found, found[2:] + found[:2], strict=True):
+        np.testing.assert_allclose(facts["losses"], wanted, rtol=1e-5)
+        assert facts["losses"] == found[0]["losses"]
+        assert facts["sums"] == twin["sums"]  # of the same part, on the other copy
+        assert facts["batches"].startswith("BatchesDiffer")
+        assert facts["three"].startswith("WrongWorld")
+        assert "3 of 4 ranks, divided into copies of 2" in facts["three"]
+        assert facts["four"].startswith("WrongWorld")
+
+
 def test_shares_are_all_units_and_differ_by_one() -> None:
     for units, ranks in ((6, 3), (7, 3), (5, 5), (512, 3)):
         found = shares_of(units, ranks)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import count
@@ -48,47 +48,78 @@ class Pending:
         except RuntimeError as error:
             raise self._group.lost(self._what, error) from error
         finally:
-            self._group.waited += perf_counter() - began
+            self._group.whole.waited += perf_counter() - began
         if self.then is not None:
             self.then()
 
 
 class ProcessGroup:
-    """All ranks of a run. A collective is called by all of them, in the same order.
+    """All ranks of a run, or some of them. A collective is called by all of them, in the same order.
 
     Attributes:
+        rank, ranks: the number of this rank in the group, and how many it has.
+        members: the numbers of its ranks in the run.
         timeout: most seconds until a collective that not all ranks reach raises, of which `grace` are spent on asking
             who waits where.
         sent: bytes that this rank has sent in collectives, as the algorithms of gloo need them.
         waited: seconds that this rank has waited for collectives.
         count: number of collectives of all ranks so far.
         pending: address of a bucket -> the collective in flight that uses it; None if its gate was closed.
+        whole: the group of all ranks, which counts for all groups and fails with any of them.
     """
 
-    def __init__(self, store: Any, rank: int, ranks: int, timeout: float) -> None:
-        self.store, self.rank, self.ranks, self.timeout = store, rank, ranks, timeout
+    def __init__(
+        self, store: Any, members: Sequence[int], rank: int, timeout: float, whole: ProcessGroup | None = None,
+        handle: Any = None, name: str = "",
+    ) -> None:  # fmt: skip
+        self.store, self.members, self.timeout, self.name = store, tuple(members), timeout, name
+        self.rank, self.ranks = self.members.index(rank), len(self.members)
         self.grace = min(_GRACE, timeout / 4)
         self.sent, self.waited, self.count = 0, 0.0, 0
         self.pending: dict[int, Pending | None] = {}
+        self.whole = whole or self
+        self._handle = handle
         self._failure: RankLost | None = None
         self._rounds = count()
+
+    def divided(self, parts: int) -> tuple[ProcessGroup | None, ProcessGroup | None]:
+        """Return the groups "model" and "data" of this rank, see `World`; all ranks call it. Raises: RankLost."""
+        if parts == self.ranks:
+            return self, None
+        rows = [range(first, first + parts) for first in range(0, self.ranks, parts)]
+        columns = [range(part, self.ranks, parts) for part in range(parts)]
+        found: dict[str, ProcessGroup | None] = {}
+        for kind, groups in (("model", rows), ("data", columns)):
+            for number, members in enumerate(groups):
+                if len(members) == 1:
+                    found.setdefault(kind, None)
+                    continue
+                try:  # every rank makes every group, in the same order
+                    handle = torch_ranks.new_group([*members], timeout=timedelta(seconds=self.timeout - self.grace))
+                except RuntimeError as error:
+                    raise self.lost(f"making the group {kind!r}", error) from error
+                if self.rank in members:
+                    made = ProcessGroup(self.store, members, self.rank, self.timeout, self, handle, f"{kind}{number}/")
+                    found[kind] = made
+        return found["model"], found["data"]
 
     # -- collectives -------------------------------------------------------------------------------------------------
     def all_reduce(self, x: torch.Tensor, what: str = "all_reduce") -> Pending:
         """Sum over the ranks, in place: in float32 or wider, in an order that depends on size and ranks alone."""
         sent = 2 * (self.ranks - 1) * x.nbytes // self.ranks
-        return self._begin(what, sent, lambda: torch_ranks.all_reduce(x, async_op=True))
+        return self._begin(what, sent, lambda: torch_ranks.all_reduce(x, group=self._handle, async_op=True))
 
     def all_gather(self, out: torch.Tensor, x: torch.Tensor, what: str = "all_gather") -> Pending:
         """Write the ranks' `x`, each a row-major block, one after another to `out`."""
         out, x = _bytes(out), _bytes(x)
-        made = lambda: _all_gather(out, x, async_op=True)  # noqa: E731
+        made = lambda: _all_gather(out, x, group=self._handle, async_op=True)  # noqa: E731
         return self._begin(what, (self.ranks - 1) * x.nbytes, made)
 
     def all_to_all(self, out: torch.Tensor, x: torch.Tensor, what: str = "all_to_all") -> Pending:
         """Send the r-th of `ranks` equal blocks of `x` to rank r; block r of `out` is that of rank r for this rank."""
         out, x, sent = _bytes(out), _bytes(x), (self.ranks - 1) * x.nbytes // self.ranks
-        return self._begin(what, sent, lambda: torch_ranks.all_to_all_single(out, x, async_op=True))
+        made = lambda: torch_ranks.all_to_all_single(out, x, group=self._handle, async_op=True)  # noqa: E731
+        return self._begin(what, sent, made)
 
     def reduce_scatter(
         self, out: torch.Tensor, x: torch.Tensor, landing: torch.Tensor, what: str = "reduce_scatter"
@@ -112,48 +143,55 @@ class ProcessGroup:
     def broadcast(self, x: torch.Tensor, root: int, what: str = "broadcast") -> Pending:
         """Overwrite `x` by that of rank `root`."""
         x, sent = _bytes(x), (self.ranks - 1) * x.nbytes // self.ranks
-        return self._begin(what, sent, lambda: torch_ranks.broadcast(x, root, async_op=True))
+        made = lambda: torch_ranks.broadcast(x, self.members[root], self._handle, async_op=True)  # noqa: E731
+        return self._begin(what, sent, made)
 
     def send(self, x: torch.Tensor, to: int) -> Pending:
         """Send `x` to rank `to`."""
-        return self._begin("send", x.nbytes, lambda: torch_ranks.isend(_bytes(x), to), together=False)
+        made = lambda: torch_ranks.isend(_bytes(x), self.members[to], self._handle)  # noqa: E731
+        return self._begin("send", x.nbytes, made, together=False)
 
     def receive(self, x: torch.Tensor, source: int) -> Pending:
         """Overwrite `x` by what rank `source` sends."""
-        return self._begin("recv", 0, lambda: torch_ranks.irecv(_bytes(x), source), together=False)
+        made = lambda: torch_ranks.irecv(_bytes(x), self.members[source], self._handle)  # noqa: E731
+        return self._begin("recv", 0, made, together=False)
 
     def _begin(self, what: str, sent: int, start: Callable[[], Any], together: bool = True) -> Pending:
-        if self._failure is not None:
-            raise self._failure
+        if self.whole._failure is not None:
+            raise self.whole._failure
         if together:
-            self.count += 1
-            what = f"{what} (collective {self.count})"
+            what = self._counted(what)
         try:
             work = start()
         except RuntimeError as error:
             raise self.lost(what, error) from error
-        self.sent += sent
+        self.whole.sent += sent
         return Pending(self, what, work)
 
     def lost(self, what: str, error: Exception) -> RankLost:
         """Return the error for a collective that failed; ask the other ranks for a short time where they wait."""
-        if self._failure is None:
+        if self.whole._failure is None:
             reason = str(error).splitlines()[0].rpartition("] ")[2].partition(". ")[0][:160]
-            waiting, gone = {self.rank: what}, ""
+            me, others = self.members[self.rank], {*self.members}
+            waiting, gone = {me: what}, ""
             until = monotonic() + self.grace
             try:
                 self.store.set_timeout(timedelta(seconds=self.grace))
-                self.store.set(f"lost/{self.rank}", what)
+                self.store.set(f"lost/{me}", what)
                 while len(waiting) < self.ranks and monotonic() < until:
-                    for r in set(range(self.ranks)) - waiting.keys():
+                    for r in others - waiting.keys():
                         if self.store.check([f"lost/{r}"]):
                             waiting[r] = self.store.get(f"lost/{r}").decode()
                     sleep(0.01)
             except RuntimeError:  # its process has ended, which is rank 0 unless torchrun has it
                 gone = "; the store of the run has ended too"
-            missing = tuple(sorted(set(range(self.ranks)) - waiting.keys()))
-            self._failure = RankLost(what, waiting, missing, ranks=self.ranks, reason=reason + gone)
-        return self._failure
+            missing = tuple(sorted(others - waiting.keys()))
+            self.whole._failure = RankLost(what, waiting, missing, ranks=self.ranks, reason=reason + gone)
+        return self.whole._failure
+
+    def _counted(self, what: str) -> str:
+        self.whole.count += 1
+        return f"{what} (collective {self.whole.count})"
 
     # -- small values by the store -----------------------------------------------------------------------------------
     def exchange(self, value: str, what: str) -> list[str]:
@@ -161,11 +199,10 @@ class ProcessGroup:
 
         Raises: RankLost.
         """
-        if self._failure is not None:
-            raise self._failure
-        self.count += 1
-        key = f"exchange/{next(self._rounds)}"
-        what = f"{what} (collective {self.count})"
+        if self.whole._failure is not None:
+            raise self.whole._failure
+        key = f"{self.name}exchange/{next(self._rounds)}"
+        what = self._counted(what)
         try:
             self.store.set(f"{key}/{self.rank}", value)
             keys = [f"{key}/{r}" for r in range(self.ranks)]
@@ -218,7 +255,7 @@ def join(timeout: float, device: str = "cpu", environment: Mapping[str, str] = o
     if device == "cuda":
         torch.cuda.set_device(local_rank)
     store = _store(rank, ranks, timeout, environment)
-    group = ProcessGroup(store, rank, ranks, timeout)
+    group = ProcessGroup(store, range(ranks), rank, timeout)
     _meet(group)
     try:
         torch_ranks.init_process_group(

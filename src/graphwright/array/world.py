@@ -1,12 +1,15 @@
 """The ranks of a run: which process this is among how many. A single process is a world of one.
 
+A run may hold several copies of a model, each divided among neighbouring ranks: rank r has part r % parts of the copy
+r // parts. The ranks of a copy are the group "model"; those that have the same part of all copies are the group "data".
+
 Only `process_group` talks to the other ranks; it is loaded when there are any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from graphwright.errors import ComputeError, UsageError
@@ -49,6 +52,8 @@ class World:
         rank, ranks: the number of this process, and how many there are.
         local_rank, local_ranks: the same among the ranks on this host.
         group: what talks to the other ranks; None in a world of one.
+        parts: number of ranks that a copy of a divided model has; 1 before a model is divided.
+        model, data: what talks to the ranks of the groups "model" and "data"; None where that is this rank alone.
     """
 
     rank: int = 0
@@ -56,8 +61,28 @@ class World:
     local_rank: int = 0
     local_ranks: int = 1
     group: ProcessGroup | None = None
+    parts: int = 1
+    model: ProcessGroup | None = None
+    data: ProcessGroup | None = None
+
+    @property
+    def part(self) -> int:
+        """The number of this rank's part of a divided model."""
+        return self.rank % self.parts
+
+    @property
+    def copy(self) -> int:
+        """The number of the copy of the model of which this rank has a part, and of this rank's batch."""
+        return self.rank // self.parts
+
+    @property
+    def copies(self) -> int:
+        """The number of copies of the model, each of which is fed a batch."""
+        return self.ranks // self.parts
 
 
+GROUPS = ("all", "model", "data")
+"""The groups of ranks, as attributes of collectives name them."""
 _ALONE = World()
 _current = [_ALONE]
 
@@ -72,12 +97,37 @@ def enter(made: World | None) -> None:
     _current[0] = made or _ALONE
 
 
-def group_of(ranks: int) -> ProcessGroup | None:
-    """Return what talks to the other ranks, None for a world of one. Raises: WrongWorld unless there are `ranks`."""
-    found = _current[0]
-    if found.ranks != ranks:
+def group_of(ranks: int, group: str) -> ProcessGroup | None:
+    """Return what talks to the ranks of a group of `GROUPS`; None if that is this rank alone.
+
+    Raises: WrongWorld unless the group has `ranks` ranks.
+    """
+    here = _current[0]
+    count, found = {
+        "all": (here.ranks, here.group), "model": (here.parts, here.model), "data": (here.copies, here.data),
+    }[group]  # fmt: skip
+    if count != ranks:
         raise WrongWorld(
-            "an op is for another number of ranks than the run has", expected=f"{ranks} ranks",
-            got=f"a run of {found.ranks}", fix="call graphwright.distributed.setup() first, or make the program again",
+            "an op is for another number of ranks than the run has", expected=f"{ranks} ranks in the group {group!r}",
+            got=f"{count}", fix="call graphwright.distributed.setup() first, or make the program again",
         )  # fmt: skip
-    return found.group
+    return found
+
+
+def divide_ranks(parts: int) -> World:
+    """Make copies of a model possible that `parts` neighbouring ranks have together; all ranks call it.
+
+    Raises: WrongWorld unless the run has a multiple of `parts` ranks, or if its ranks are divided otherwise already;
+        RankLost.
+    """
+    here = _current[0]
+    if here.ranks % parts or here.parts not in (1, parts):
+        divided = f", divided into copies of {here.parts}" if here.parts > 1 else ""
+        raise WrongWorld("a model cannot be divided among so many ranks of the run", where="tensor_parallel",
+                         expected="a divisor of the number of ranks, the same for all models of the run",
+                         got=f"{parts} of {here.ranks} ranks{divided}",
+                         fix=f"torchrun --nproc-per-node {parts} ..., and gw.distributed.setup()")  # fmt: skip
+    if here.parts != parts and here.group is not None:
+        model, data = here.group.divided(parts)
+        enter(replace(here, parts=parts, model=model, data=data))
+    return _current[0]

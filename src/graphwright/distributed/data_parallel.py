@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from graphwright.array import DType, float32
 from graphwright.array.world import World, world
@@ -18,6 +20,7 @@ from graphwright.optim.checkpoint import training_variables
 from graphwright.optim.exchange import Exchange
 from graphwright.optim.optimizer import Optimizer, wide
 from graphwright.plan.options import ATEN
+from graphwright.plan.running.memory import as_array
 from graphwright.program.axes.divide import DIVIDED, divided_weights
 from graphwright.program.kinds import KINDS
 
@@ -44,6 +47,22 @@ class ProgramsDiffer(UsageError):
                          fix="open the same model and make the same edits on all ranks")  # fmt: skip
 
 
+class BatchesDiffer(UsageError):
+    """The ranks that have a copy of a divided model together were fed different batches.
+
+    Attributes:
+        hashes: rank -> hash of its batch.
+    """
+
+    def __init__(self, hashes: Mapping[int, str]) -> None:
+        self.hashes = dict(hashes)
+        super().__init__(
+            "the ranks of a divided model were fed different batches", where="a training step", expected="the same",
+            got=", ".join(f"rank {r} {h}" for r, h in hashes.items()),
+            fix="make the DataLoader after the model was divided, or pass it the rank and ranks of world().copy",
+        )  # fmt: skip
+
+
 def agree(value: str, what: str) -> None:
     """Compare a hash on all ranks; `what` says in the error what differs. Raises: ProgramsDiffer, RankLost."""
     group = world().group
@@ -51,6 +70,15 @@ def agree(value: str, what: str) -> None:
         found = group.exchange(value, f"comparison of {what}")
         if len(set(found)) > 1:
             raise ProgramsDiffer(f"the ranks have different {what}", found)
+
+
+def batch_hash(feeds: Mapping[str, Any]) -> str:
+    """Return a hash of the arrays that a step is fed."""
+    found = blake2b(digest_size=16)
+    for name in sorted(feeds):
+        array = as_array(feeds[name]).to_numpy(bits=True)
+        found.update(repr((name, array.shape, array.dtype)).encode() + np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()
 
 
 def collectives_hash(program: Program) -> str:
@@ -61,7 +89,8 @@ def collectives_hash(program: Program) -> str:
         if op in KINDS or not OPS[op].traits.collective or OPS[op].traits.waits:
             continue
         attrs = {name: value for name, value in program.attrs(node).items() if name != "rank"}
-        found.update(repr((op, sorted(attrs.items()), program.specs(node))).encode())
+        specs = () if attrs["group"] == "data" else program.specs(node)  # other parts have other sizes
+        found.update(repr((op, sorted(attrs.items()), specs)).encode())
     return found.hexdigest()
 
 
@@ -116,11 +145,21 @@ class DataParallel(Exchange):
         self.world, self.bucket_bytes, self.ranks = world, bucket_bytes, world.ranks
         self.optimizer, self.source = optimizer, source
         self._local: list[Parameter] = []  # divided among the ranks, with a gradient in the present trace
+        self._compared = False  # whether the ranks of a copy were fed the same batch since the last trace
 
     def traced(self, source: Program, step: Program) -> None:
         """Compare program and collectives with those of the other ranks. Raises: ProgramsDiffer, RankLost."""
         agree(structure(source), "programs")
         agree(collectives_hash(step), "collectives in their training step")
+        self._compared = not divided_weights(source)
+
+    def fed(self, feeds: Mapping[str, Any]) -> None:
+        """Compare the first batch among the ranks of a copy of a divided model. Raises: BatchesDiffer, RankLost."""
+        if self._compared:
+            return
+        self._compared, group = True, world().model
+        if group is not None and len(set(found := group.exchange(batch_hash(feeds), "comparison of batches"))) > 1:
+            raise BatchesDiffer(dict(zip(group.members, found, strict=True)))
 
     def mean(self, loss: Tensor, skip: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the mean loss of all ranks, and whether a rank skips the update."""
@@ -134,32 +173,38 @@ class DataParallel(Exchange):
     def gradients(self, members: Sequence[Parameter], gate: Tensor | None) -> None:
         """Replace the gradients by their means over all ranks.
 
-        A divided parameter has the gradient of the sum of the losses of all ranks already, by its sums over ranks.
+        A divided parameter has the gradient of the sum of the losses of the ranks of its copy already, by their sums.
         """
-        n, local = self.world.ranks, local_variables(self.source)
+        here, local = world(), local_variables(self.source)
         self._local = [p for p in members if id(p) in local and p.grad is not None]
-        for p in self._local:
-            assert p.grad is not None
-            p.grad = p.grad * (1.0 / n)
+        whole, everywhere = [p for p in members if id(p) not in local], {"ranks": here.ranks, "group": "all"}
+        summed = [(bucket, everywhere) for bucket in buckets(whole, self.bucket_bytes)]
+        if here.copies > 1:
+            among = {"ranks": here.copies, "group": "data"}
+            summed += [(bucket, among) for bucket in buckets(self._local, self.bucket_bytes)]
+        else:
+            for p in self._local:
+                assert p.grad is not None
+                p.grad = p.grad * (1.0 / here.ranks)
         gates = () if gate is None else (gate,)
         started = []
-        for bucket in buckets([p for p in members if id(p) not in local], self.bucket_bytes):
+        for bucket, among in summed:
             grads = [p.grad.to(wide(p.dtype)) for p in bucket if p.grad is not None]
-            attrs = {"ranks": n, "scale": 1.0 / n, "gated": gate is not None}
-            started.append((bucket, call("all_reduce_start", *grads, *gates, **attrs)))
-        for bucket, begun in started:
-            found = call("all_reduce_wait", begun, ranks=n)
+            attrs = {**among, "scale": 1.0 / here.ranks, "gated": gate is not None}
+            started.append((bucket, among, call("all_reduce_start", *grads, *gates, **attrs)))
+        for bucket, among, begun in started:
+            found = call("all_reduce_wait", begun, **among)
             for p, g in zip(bucket, parts(found, [p.shape for p in bucket]), strict=True):
                 p.grad = g
 
     def norm(self, norm: Tensor) -> Tensor:
-        """Return the norm of the gradients of all ranks, where divided parameters count once."""
+        """Return the norm of the gradients of all ranks of a copy, where parameters of all of them count once."""
         if not self._local:
             return norm
-        n = self.ranks
+        n, among = world().parts, {"ranks": world().parts, "group": "model"}
         squares = [(p.grad.to(norm.dtype) ** 2).sum() for p in self._local if p.grad is not None]
-        divided = call("all_reduce", sum(squares[1:], squares[0]), ranks=n)
-        return ((call("all_reduce", norm * norm, ranks=n) - divided) / n + divided).sqrt()
+        divided = call("all_reduce", sum(squares[1:], squares[0]), **among)
+        return ((call("all_reduce", norm * norm, **among) - divided) / n + divided).sqrt()
 
     def found(self, found: Tensor) -> Tensor:
         """Return whether a gradient of any rank is not finite."""
@@ -208,10 +253,14 @@ def start_equal(step: CompiledStep) -> None:
     local = local_variables(step.source)
     for p in [p for p in step.optimizer.state if id(p) in local]:
         local |= {id(v) for v in step.optimizer.state[p].variables().values()}
-    variables = {name: v for name, v in variables.items() if id(v) not in local}
-    described = [(name, repr(v.spec)) for name, v in variables.items()]
+    described = [(name, repr(v.spec)) for name, v in variables.items() if id(v) not in local]
     agree(blake2b(repr(described).encode(), digest_size=16).hexdigest(), "parameters or optimizer states")
-    take_from_root(variables)
+    here = world()
+    for variable in variables.values():
+        if id(variable) not in local:
+            _take_from_first(variable, here.rank, ranks=here.ranks, group="all")
+        else:
+            _take_from_first(variable, here.copy, ranks=here.copies, group="data")
 
 
 def structure(p: Program) -> str:
@@ -230,12 +279,11 @@ def local_variables(p: Program) -> set[int]:
     return {id(p.weights[key]) for key in divided_weights(p)}
 
 
-def take_from_root(variables: Mapping[str, Variable]) -> None:
-    """Overwrite variables by those of rank 0."""
-    for variable in variables.values():
-        value = call("broadcast", variable.detach(), root=0, ranks=world().ranks)
-        if world().rank != 0:
-            variable.assign(value)
+def _take_from_first(variable: Variable, rank: int, **among: Any) -> None:
+    """Overwrite a variable by that of the first rank of a group, in which this one has the number `rank`."""
+    value = call("broadcast", variable.detach(), root=0, **among)
+    if rank != 0:
+        variable.assign(value)
 
 
 def _executor(step: CompiledStep) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from graphwright.array.world import WrongWorld, world
+from graphwright.array.world import divide_ranks, world
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import traits
@@ -55,7 +55,7 @@ def shares_of(units: int, ranks: int) -> tuple[int, ...]:
 
 
 def tensor_parallel(e: Transaction, selection: Selection, ranks: int | None = None) -> Division:
-    """Divide the heads and neurons of selected layers among the ranks of the run; every rank makes the same edit.
+    """Divide the heads and neurons of selected layers among ranks; every rank of the run makes the same edit.
 
     An axis is divided if its units are independent of each other (heads of attention, or queries of a group if there
     are fewer groups than ranks, neurons of a feed-forward layer, channels between two products) and if the selection
@@ -64,15 +64,13 @@ def tensor_parallel(e: Transaction, selection: Selection, ranks: int | None = No
     Args:
         e: an edit of the program.
         selection: nodes; `p.select("layers.*")`.
-        ranks: number of ranks, by default that of the run; in a run of one nothing is divided.
-    Raises: WrongWorld if the run has another number of ranks; UsageError if no axis can be divided.
+        ranks: number of ranks that a copy of the model is divided among, by default all ranks of the run. With fewer,
+            neighbouring ranks have a copy together, and each copy is fed its own batches. For 1 nothing is divided.
+    Raises: WrongWorld if `ranks` does not divide the number of ranks of the run, or if the run divides models
+        otherwise already; UsageError if no axis can be divided; RankLost.
     """
-    here, p = world(), e.program
-    count = here.ranks if ranks is None else ranks
-    if count != here.ranks:
-        raise WrongWorld("the program would be divided among another number of ranks than the run has",
-                         where="tensor_parallel", expected=f"{here.ranks} ranks", got=f"ranks={count}",
-                         fix=f"torchrun --nproc-per-node {count} ..., and gw.distributed.setup()")  # fmt: skip
+    p = e.program
+    count = divide_ranks(world().ranks if ranks is None else ranks).parts
     if count == 1:
         return Division(1, {}, ())
     found = p.axes()
@@ -134,7 +132,7 @@ def _join(e: Transaction, node: NodeId, ranks: int) -> NodeId:
     addend = traits(p.op(node)).addend
     bias = next((x for x in p.in_edges(node) if p.edge_port(x) == addend), None) if addend is not None else None
     path = p.path(node)
-    total = e.add("all_reduce", node, name=p.free_name(f"{path}.sum"), ranks=ranks)
+    total = e.add("all_reduce", node, name=p.free_name(f"{path}.sum"), ranks=ranks, group="model")
     last = total
     if bias is not None:
         value = p.edge_value(bias)

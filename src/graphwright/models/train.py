@@ -101,10 +101,10 @@ class Trainer:
             raise UsageError("the training text is shorter than one window", expected=f"> {r.window} tokens",
                              got=len(self.ids), fix="give a longer text, or a smaller window")  # fmt: skip
         self.optimizer = AdamW(model, r.lr, r.betas, r.eps, r.weight_decay, decay_matrices_only=True)
-        if r.batch % world().ranks:
+        if r.batch % world().copies:
             raise UsageError("the windows of a step cannot be divided among the ranks", where="Trainer", got=r.batch,
-                             expected=f"a multiple of {world().ranks}", fix="another batch")  # fmt: skip
-        self._positions = np.tile(np.arange(r.window), (r.batch // world().ranks, 1))
+                             expected=f"a multiple of {world().copies}", fix="another batch")  # fmt: skip
+        self._positions = np.tile(np.arange(r.window), (r.batch // world().copies, 1))
         inputs: dict[str, Any] = dict.fromkeys(("ids", "positions", "targets"), self._positions)
         amp, clip = r.autocast or None, r.clip or None
         self.step = compile_step(
@@ -126,7 +126,7 @@ class Trainer:
         """
         r = self.options
         starts = random.integers(0, len(self.ids) - r.window, r.batch, seed=r.seed, stream=1, step=step)
-        starts = starts[world().rank :: world().ranks]
+        starts = starts[world().copy :: world().copies]
         rows = self.ids[starts[:, None] + np.arange(r.window + 1)]
         return np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
 
@@ -153,7 +153,7 @@ class Trainer:
             loss = self.step(feeds).item() if take is None else take(feeds)
             self.done += 1
             made.losses.append(loss)
-            made.tokens += ids.size * world().ranks
+            made.tokens += ids.size * world().copies
             made.seconds = perf_counter() - started
 
             if not np.isfinite(loss):

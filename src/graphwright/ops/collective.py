@@ -1,8 +1,9 @@
 """Collectives: ops that all ranks of a run execute together, in the same order.
 
-The attribute `ranks` is the number of ranks that the program is for. In a world of one every collective is a copy.
-Gradients are those of the sum of the losses of all ranks, so the gradient of each op is the transposed collective. Sums
-over ranks are in a fixed order, in float32 for 16-bit floats, rounded once.
+The attribute `group` names the ranks that take part: all of the run, or those that share a copy of a divided model
+("model"), or those that have the same part of all copies ("data"); `ranks` is their number. In a world of one every
+collective is a copy. Gradients are those of the sum of the losses of all ranks, so the gradient of each op is the
+transposed collective. Sums over ranks are in a fixed order, in float32 for 16-bit floats, rounded once.
 
 An op `*_start` copies its operands into one buffer and begins a collective on it; the op `*_wait` of that buffer waits
 for the result. In between, a plan runs what does not depend on it.
@@ -11,12 +12,12 @@ for the result. In between, a plan runs what does not depend on it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from graphwright.array.dtype import float32, int32, int64
 from graphwright.array.sizes import product
 from graphwright.array.spec import Spec
-from graphwright.array.world import WrongWorld
+from graphwright.array.world import GROUPS, WrongWorld
 from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.attributes import Attr
 from graphwright.ops.axes import axis_of, identity, spliced
@@ -26,6 +27,7 @@ from graphwright.settings import Number, Range
 
 Ranks = Annotated[int, Range(1, 1 << 20, whole=True)]
 Rank = Annotated[int, Range(0, (1 << 20) - 1, whole=True)]
+_AMONG = {"ranks": Attr(Ranks), "group": Attr(Literal[GROUPS], "all")}
 _NOT_EXPORTED = dict.fromkeys(("emit", "onnx"), "an exported model runs in one process")
 _ONE_PROGRAM = {"axes": "the blocks of an axis are on different ranks, whose programs are edited together"}
 
@@ -59,12 +61,16 @@ def _sent(share: Callable[[int], float], size: Callable[[Spec], int] = lambda x:
     return cost
 
 
+def _among(attrs: Any) -> dict[str, Any]:
+    return {name: attrs[name] for name in _AMONG}
+
+
 def _others(n: int) -> float:
     return (n - 1) / n
 
 
 def _drawn(*shape: int, **attrs: Any) -> Any:
-    return lambda rng: ([rng.normal(size=shape)], {"ranks": 1, **attrs})
+    return lambda rng: ([rng.normal(size=shape)], {"ranks": 1, "group": "all", **attrs})
 
 
 class _Collective(Row):
@@ -77,7 +83,7 @@ class _Collective(Row):
 class AllReduce(_Collective):
     """The sum of x over all ranks, on all ranks; the gradient is the sum of the gradients."""
 
-    attrs, infer, axes, sample = {"ranks": Attr(Ranks)}, summable, identity, _drawn(3, 4)
+    attrs, infer, axes, sample = _AMONG, summable, identity, _drawn(3, 4)
     traits = Traits(inplace=((0, 0),))
     cost = _sent(lambda n: 2 * _others(n), _wide_bytes)
     vjp = lambda g, ins, outs, attrs, needs: (call("all_reduce", g, **attrs),)
@@ -87,11 +93,11 @@ class AllReduce(_Collective):
 class AllGather(_Collective):
     """The x of all ranks, concatenated along an axis in the order of the ranks; the gradient is reduce_scatter."""
 
-    attrs, sample = {"axis": Attr(int, 0), "ranks": Attr(Ranks)}, _drawn(3, 4, axis=-1)
+    attrs, sample = {"axis": Attr(int, 0), **_AMONG}, _drawn(3, 4, axis=-1)
     why, cost = _ONE_PROGRAM, _sent(lambda n: n - 1)
     vjp = lambda g, ins, outs, attrs, needs: (call("reduce_scatter", g, **attrs),)
 
-    def infer(x, axis, ranks):
+    def infer(x, axis, ranks, group):
         at = axis_of(axis, len(x.shape))
         return Spec(spliced(x.shape, at, product((x.shape[at], ranks))), x.dtype)
 
@@ -103,11 +109,11 @@ class ReduceScatter(_Collective):
     Blocks are added in the order of the ranks. The gradient is all_gather.
     """
 
-    attrs, sample = {"axis": Attr(int, 0), "ranks": Attr(Ranks)}, _drawn(3, 4, axis=1)
+    attrs, sample = {"axis": Attr(int, 0), **_AMONG}, _drawn(3, 4, axis=1)
     why, cost = _ONE_PROGRAM, _sent(_others, _wide_bytes)
     vjp = lambda g, ins, outs, attrs, needs: (call("all_gather", g, **attrs),)
 
-    def infer(x, axis, ranks):
+    def infer(x, axis, ranks, group):
         return _block(summable(x), axis, ranks)
 
 
@@ -118,20 +124,20 @@ class AllToAll(_Collective):
     The gradient is the exchange back.
     """
 
-    attrs = {"split": Attr(int, 0), "join": Attr(int, 0), "ranks": Attr(Ranks)}
+    attrs = {"split": Attr(int, 0), "join": Attr(int, 0), **_AMONG}
     why, cost, sample = _ONE_PROGRAM, _sent(_others), _drawn(3, 4, split=1, join=0)
 
-    def infer(x, split, join, ranks):
+    def infer(x, split, join, ranks, group):
         block = _block(x, split, ranks)
         at = axis_of(join, len(x.shape))
         return Spec(spliced(block.shape, at, product((block.shape[at], ranks))), x.dtype)
 
     def vjp(g, ins, outs, attrs, needs):
-        return (call("all_to_all", g, split=attrs["join"], join=attrs["split"], ranks=attrs["ranks"]),)
+        return (call("all_to_all", g, **{**attrs, "split": attrs["join"], "join": attrs["split"]}),)
 
 
 class _Rooted(_Collective):
-    attrs, axes, sample = {"root": Attr(Rank, 0), "ranks": Attr(Ranks)}, identity, _drawn(3, 4, root=0)
+    attrs, axes, sample = {"root": Attr(Rank, 0), **_AMONG}, identity, _drawn(3, 4, root=0)
     traits = Traits(inplace=((0, 0),))
 
 
@@ -142,7 +148,7 @@ class Broadcast(_Rooted):
     cost = _sent(_others)
     vjp = lambda g, ins, outs, attrs, needs: (call("reduce", g, **attrs),)
 
-    def infer(x, root, ranks):
+    def infer(x, root, ranks, group):
         in_ranks(root, ranks, "root")
         return x
 
@@ -154,7 +160,7 @@ class Reduce(_Rooted):
     cost = _sent(lambda n: 2 * _others(n), _wide_bytes)
     vjp = lambda g, ins, outs, attrs, needs: (call("broadcast", g, **attrs),)
 
-    def infer(x, root, ranks):
+    def infer(x, root, ranks, group):
         in_ranks(root, ranks, "root")
         return summable(x)
 
@@ -166,17 +172,17 @@ class Send(_Collective):
     In a world of one, which can only send to itself, nothing is sent.
     """
 
-    attrs, sample = {"to": Attr(Rank), "ranks": Attr(Ranks)}, _drawn(3, 4, to=0)
+    attrs, sample = {"to": Attr(Rank), **_AMONG}, _drawn(3, 4, to=0)
     why = {"axes": "the receiver's program has to be edited too"}
     cost = _sent(lambda n: float(n > 1))
 
-    def infer(x, to, ranks):
+    def infer(x, to, ranks, group):
         in_ranks(to, ranks, "to")
         return Spec((), x.dtype)
 
     def vjp(g, ins, outs, attrs, needs):
         like = call("expand", g, shape=ins[0].shape)
-        return (call("recv", like, source=attrs["to"], ranks=attrs["ranks"]),)
+        return (call("recv", like, source=attrs["to"], **_among(attrs)),)
 
 
 @op("recv")
@@ -187,15 +193,15 @@ class Recv(_Collective):
     result is 0.
     """
 
-    attrs, axes, sample = {"source": Attr(Rank), "ranks": Attr(Ranks)}, identity, _drawn(3, 4, source=0)
+    attrs, axes, sample = {"source": Attr(Rank), **_AMONG}, identity, _drawn(3, 4, source=0)
     cost = _sent(lambda n: 0.0)
 
-    def infer(x, source, ranks):
+    def infer(x, source, ranks, group):
         in_ranks(source, ranks, "source")
         return x
 
     def vjp(g, ins, outs, attrs, needs):
-        sent = call("send", g, to=attrs["source"], ranks=attrs["ranks"])
+        sent = call("send", g, to=attrs["source"], **_among(attrs))
         return (call("expand", sent, shape=ins[0].shape),)
 
 
@@ -239,7 +245,7 @@ def _arrays(ins: Sequence[Spec], gated: bool) -> Sequence[Spec]:
 
 
 _FLAG = Spec((), float32)
-_BUCKET = {"ranks": Attr(Ranks), "gated": Attr(bool, False)}
+_BUCKET = {**_AMONG, "gated": Attr(bool, False)}
 _SUMMED = {**_BUCKET, "scale": Attr(Number, 1.0)}
 
 
@@ -266,7 +272,7 @@ class AllReduceStart(_Start):
 
     attrs = _SUMMED
 
-    def infer(*ins: Any, ranks, gated, scale):
+    def infer(*ins: Any, ranks, group, gated, scale):
         arrays = _arrays(ins, gated)
         return _wide(arrays[0], _total(arrays))
 
@@ -275,14 +281,14 @@ class AllReduceStart(_Start):
         return Cost(outs[0].size, sum(i.nbytes for i in ins), outs[0].nbytes, sent)
 
     def sample(rng):
-        return [rng.normal(size=s) for s in ((3, 4), (5,))], {"ranks": 1, "gated": False, "scale": 0.5}
+        return [rng.normal(size=s) for s in ((3, 4), (5,))], {"ranks": 1, "group": "all", "gated": False, "scale": 0.5}
 
 
 @op("all_reduce_wait")
 class AllReduceWait(_Wait):
     """The sum that `all_reduce_start` began, over the bucket that it returned."""
 
-    attrs, infer, traits = {"ranks": Attr(Ranks)}, summable, Traits(inplace=((0, 0),))
+    attrs, infer, traits = _AMONG, summable, Traits(inplace=((0, 0),))
     sample = _drawn(7)
 
 
@@ -296,7 +302,7 @@ class ReduceScatterStart(_Start):
 
     attrs, results = {**_SUMMED, "counts": Attr(tuple[int, ...])}, ("bucket", "arriving")
 
-    def infer(*ins: Any, ranks, gated, scale, counts):
+    def infer(*ins: Any, ranks, group, gated, scale, counts):
         arrays = _arrays(ins, gated)
         if len(counts) != ranks or sum(counts) != len(arrays) or min(counts) < 0:
             raise ShapeError("the counts do not divide the arrays among the ranks", got=counts,
@@ -310,7 +316,7 @@ class ReduceScatterStart(_Start):
         return Cost(outs[0].size, sum(i.nbytes for i in ins), outs[0].nbytes, sent)
 
     def sample(rng):
-        attrs = {"ranks": 1, "gated": False, "scale": 0.5, "counts": (2,)}
+        attrs = {"ranks": 1, "group": "all", "gated": False, "scale": 0.5, "counts": (2,)}
         return [rng.normal(size=s) for s in ((3, 4), (5,))], attrs
 
 
@@ -327,11 +333,11 @@ class ReduceScatterWait(_Wait):
     The operands are the results of `reduce_scatter_start`; `rank` is this rank.
     """
 
-    arity, attrs = 2, {"rank": Attr(Rank), "ranks": Attr(Ranks)}
+    arity, attrs = 2, {"rank": Attr(Rank), **_AMONG}
     traits = Traits(contiguous=(0, 1))
-    sample = lambda rng: ([rng.normal(size=7)] * 2, {"rank": 0, "ranks": 1})
+    sample = lambda rng: ([rng.normal(size=7)] * 2, {"rank": 0, "ranks": 1, "group": "all"})
 
-    def infer(bucket, arriving, rank, ranks):
+    def infer(bucket, arriving, rank, ranks, group):
         in_ranks(rank, ranks, "rank")
         if bucket != arriving or len(bucket.shape) != 1:
             raise ShapeError("the operands are no bucket", expected="two arrays [n]", got=f"{bucket}, {arriving}")
@@ -347,7 +353,7 @@ class AllGatherStart(_Start):
 
     attrs = {**_BUCKET, "rank": Attr(Rank), "length": Attr(Annotated[int, Range(0, 1 << 62, whole=True)])}
 
-    def infer(*ins: Any, ranks, gated, rank, length):
+    def infer(*ins: Any, ranks, group, gated, rank, length):
         in_ranks(rank, ranks, "rank")
         arrays = _arrays(ins, gated)
         if any(x.dtype is not arrays[0].dtype for x in arrays) or sum(x.size for x in arrays) > length:
@@ -360,7 +366,7 @@ class AllGatherStart(_Start):
         return Cost(0, sum(i.nbytes for i in ins), outs[0].nbytes, sent)
 
     def sample(rng):
-        attrs = {"ranks": 1, "gated": False, "rank": 0, "length": 17}
+        attrs = {"ranks": 1, "group": "all", "gated": False, "rank": 0, "length": 17}
         return [rng.normal(size=s) for s in ((3, 4), (5,))], attrs
 
 
@@ -368,5 +374,5 @@ class AllGatherStart(_Start):
 class AllGatherWait(_Wait):
     """The bucket that `all_gather_start` returned, with the blocks of all ranks."""
 
-    attrs, traits, sample = {"ranks": Attr(Ranks)}, Traits(inplace=((0, 0),)), _drawn(7)
-    infer = lambda x, ranks: x
+    attrs, traits, sample = _AMONG, Traits(inplace=((0, 0),)), _drawn(7)
+    infer = lambda x, ranks, group: x

@@ -33,7 +33,7 @@ def _together(
 
     def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
         def run() -> None:
-            group = group_of(attrs["ranks"])
+            group = group_of(attrs["ranks"], attrs["group"])
             if group is None:
                 for copy in copy_to_outputs(outs, ins):
                     copy()
@@ -105,7 +105,7 @@ def _reduce(group: ProcessGroup, out: torch.Tensor, x: torch.Tensor, attrs: Attr
 @_on_any_device("send")
 def _send(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     def run() -> None:
-        group = group_of(attrs["ranks"])
+        group = group_of(attrs["ranks"], attrs["group"])
         if group is not None:
             group.send(ins[0], attrs["to"]).wait()
         outs[0].zero_()
@@ -116,7 +116,7 @@ def _send(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 @_on_any_device("recv")
 def _recv(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     def run() -> None:
-        group = group_of(attrs["ranks"])
+        group = group_of(attrs["ranks"], attrs["group"])
         if group is None:
             outs[0].zero_()
         else:
@@ -141,14 +141,14 @@ def _fill(block: torch.Tensor, arrays: Tensors, scale: float = 1.0) -> list[Call
 
 
 def _begun(
-    bucket: torch.Tensor, fill: list[Call], gate: torch.Tensor | None, ranks: int,
+    bucket: torch.Tensor, fill: list[Call], gate: torch.Tensor | None, attrs: Attrs,
     begin: Callable[[ProcessGroup], Pending], otherwise: Sequence[Call] = (),
 ) -> Call:  # fmt: skip
     """Return a call that fills a bucket and begins its collective, or runs `otherwise` if the gate is 0, or alone."""
     address = bucket.data_ptr()
 
     def run() -> None:
-        group = group_of(ranks)
+        group = group_of(attrs["ranks"], attrs["group"])
         if group is not None and (left := group.pending.pop(address, None)) is not None:
             left.wait()  # of a run that failed in between
         for call in fill:
@@ -170,7 +170,7 @@ def _gate(ins: Tensors, attrs: Attrs) -> tuple[Tensors, torch.Tensor | None]:
 def _all_reduce_start(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     (bucket,), (arrays, gate) = outs, _gate(ins, attrs)
     what = f"all_reduce of a bucket of {len(arrays)} arrays"
-    return _begun(bucket, _fill(bucket, arrays, attrs["scale"]), gate, attrs["ranks"],
+    return _begun(bucket, _fill(bucket, arrays, attrs["scale"]), gate, attrs,
                   lambda group: group.all_reduce(bucket, what))  # fmt: skip
 
 
@@ -182,7 +182,7 @@ def _reduce_scatter_start(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tenso
         fill += _fill(row, list(islice(given, count)), attrs["scale"])
     what = f"reduce_scatter of a bucket of {len(arrays)} arrays"
     alone = [partial(arriving.copy_, bucket)]
-    return _begun(bucket, fill, gate, attrs["ranks"], lambda group: group.all_to_all(arriving, bucket, what), alone)
+    return _begun(bucket, fill, gate, attrs, lambda group: group.all_to_all(arriving, bucket, what), alone)
 
 
 @_on_any_device("all_gather_start")
@@ -190,12 +190,12 @@ def _all_gather_start(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) 
     (bucket,), (arrays, gate) = outs, _gate(ins, attrs)
     own = bucket.view(attrs["ranks"], -1)[attrs["rank"]]
     what = f"all_gather of a bucket of {len(arrays)} arrays"
-    return _begun(bucket, _fill(own, arrays), gate, attrs["ranks"], lambda group: group.all_gather(bucket, own, what))
+    return _begun(bucket, _fill(own, arrays), gate, attrs, lambda group: group.all_gather(bucket, own, what))
 
 
-def _ended(ranks: int, bucket: torch.Tensor) -> ProcessGroup | None:
+def _ended(attrs: Attrs, bucket: torch.Tensor) -> ProcessGroup | None:
     """Wait for the collective of a bucket; return its group, or None if nothing was sent."""
-    group = group_of(ranks)
+    group = group_of(attrs["ranks"], attrs["group"])
     if group is None:
         return None
     if bucket.data_ptr() not in group.pending:
@@ -210,7 +210,7 @@ def _ended(ranks: int, bucket: torch.Tensor) -> ProcessGroup | None:
 
 def _wait(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     def run() -> None:
-        _ended(attrs["ranks"], ins[0])
+        _ended(attrs, ins[0])
         for copy in copy_to_outputs(outs, ins):
             copy()
 
@@ -226,7 +226,7 @@ def _reduce_scatter_wait(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensor
     bucket, arriving = ins
 
     def run() -> None:
-        if (group := _ended(attrs["ranks"], bucket)) is not None:
+        if (group := _ended(attrs, bucket)) is not None:
             group.sum_blocks(outs[0], arriving)
         else:
             outs[0].copy_(bucket.view(attrs["ranks"], -1)[attrs["rank"]])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from graphwright.array import Device, NDArray, empty, from_numpy
-from graphwright.array.world import WrongWorld, world
+from graphwright.array.world import WrongWorld, divide_ranks, world
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops.axes import spread
@@ -44,16 +44,17 @@ class Share(NamedTuple):
     axis: str
     units: tuple[int, ...]
 
-    def of(self, rank: int) -> range:
-        """Return the units of a rank, of all units."""
+    def of(self, part: int) -> range:
+        """Return the units of a part, of all units."""
         ends = list(accumulate(self.units, initial=0))
-        return range(ends[rank], ends[rank + 1])
+        return range(ends[part], ends[part + 1])
 
     def check(self) -> None:
-        """Raise WrongWorld if the run has another number of ranks."""
-        if len(self.units) != world().ranks:
-            raise WrongWorld("the units are divided among another number of ranks than the run has", where=self.axis,
-                             expected=f"{world().ranks} ranks", got=f"{len(self.units)} shares")  # fmt: skip
+        """Raise WrongWorld if the run divides models among another number of ranks."""
+        if len(self.units) != world().parts:
+            raise WrongWorld("the units are divided among another number of ranks than models of the run are",
+                             where=self.axis, expected=f"{world().parts} ranks",
+                             got=f"{len(self.units)} shares")  # fmt: skip
 
 
 class DividedWeight(NamedTuple):
@@ -62,9 +63,9 @@ class DividedWeight(NamedTuple):
     key: str
     dims: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...]
 
-    def shape(self, array: NDArray, rank: int) -> tuple[int, ...]:
-        """Return the shape of the part of a rank, given the array of this one."""
-        sizes = dict(enumerate(array.shape)) | {dim: len(parts[rank]) for dim, parts in self.dims}
+    def shape(self, array: NDArray, part: int) -> tuple[int, ...]:
+        """Return the shape of a part, given the array of this one."""
+        sizes = dict(enumerate(array.shape)) | {dim: len(parts[part]) for dim, parts in self.dims}
         return tuple(sizes.values())
 
 
@@ -127,13 +128,13 @@ class DivideAxes(_OfShares):
         return GatherAxes(self.shares, self.weights, self.whole, self.local)
 
     def apply(self, p: Program) -> None:
-        rank, made = world().rank, {}
+        own, made = world().part, {}
         for w in self.weights:
             array = p.weights.array(w.key)
-            changed = {dim: np.asarray(parts[rank], np.int64) for dim, parts in w.dims}
+            changed = {dim: np.asarray(parts[own], np.int64) for dim, parts in w.dims}
             part = _part(array, changed)
             p.weights.refer_slice(part, array, changed)
-            made[w.key] = ResizedWeight(w.key, part, tuple((dim, parts[rank]) for dim, parts in w.dims))
+            made[w.key] = ResizedWeight(w.key, part, tuple((dim, parts[own]) for dim, parts in w.dims))
         joins = {w.key: partial(_joined_state, w, p.weights.array(w.key).device) for w in self.weights}
         self._resized(p, made).apply(p, joins)
 
@@ -164,7 +165,7 @@ class GatherAxes(_OfShares):
         found = []
         for dim, parts in w.dims:
             old = np.full(sum(map(len, parts)), -1, np.int64)
-            own = parts[world().rank]
+            own = parts[world().part]
             old[list(own)] = np.arange(len(own))
             found.append((dim, tuple(old.tolist())))
         return tuple(found)
@@ -196,12 +197,12 @@ def joined(w: DividedWeight, array: NDArray) -> NDArray:
     here = world()
     sizes = dict(enumerate(array.shape)) | {dim: sum(map(len, parts)) for dim, parts in w.dims}
     whole = np.empty(tuple(sizes.values()), array.to_numpy(bits=True).dtype)
-    for rank in range(here.ranks):
-        part = array.copy() if rank == here.rank else empty(w.shape(array, rank), array.dtype, array.device)
-        if here.group is not None:
-            here.group.broadcast(part.impl, rank, f"gathering {w.key}").wait()
+    for number in range(here.parts):
+        part = array.copy() if number == here.part else empty(w.shape(array, number), array.dtype, array.device)
+        if here.model is not None:
+            here.model.broadcast(part.impl, number, f"gathering {w.key}").wait()
         own = dict(w.dims)
-        index = [np.asarray(own[d][rank]) if d in own else np.arange(n) for d, n in enumerate(array.shape)]
+        index = [np.asarray(own[d][number]) if d in own else np.arange(n) for d, n in enumerate(array.shape)]
         whole[np.ix_(*index)] = part.to_numpy(bits=True)
     made = from_numpy(whole, bits=array.dtype)
     return made if made.device == array.device else made.to(array.device)
@@ -213,19 +214,19 @@ def _joined_state(w: DividedWeight, device: Device, part: np.ndarray) -> np.ndar
 
 
 def divided(p: Program, shares: Sequence[Share]) -> DivideAxes:
-    """Return the edit that keeps this rank's share of axes of a program in its present state.
+    """Return the edit that keeps this rank's share of axes of a program in its present state; all ranks call it.
 
     Raises: UsageError if shares are not all units of an axis; WrongWorld; the errors of `resize`.
     """
-    found, here = p.axes(), world()
+    found, here = p.axes(), divide_ranks(len(shares[0].units)) if shares else world()
     for share in shares:
         group = found[share.axis]
         share.check()
         if group.size != sum(share.units) or min(share.units) < 1:
             raise UsageError("the shares are not all units of the axis, at least one a rank", where=share.axis,
                              expected=group.size, got=" + ".join(map(str, share.units)))  # fmt: skip
-    maps = [{found[s.axis].atoms[0]: np.asarray(s.of(rank)) for s in shares} for rank in range(here.ranks)]
-    mine = resize(found, {s.axis: s.of(here.rank) for s in shares}, correct=False)
+    maps = [{found[s.axis].atoms[0]: np.asarray(s.of(part)) for s in shares} for part in range(here.parts)]
+    mine = resize(found, {s.axis: s.of(here.part) for s in shares}, correct=False)
     weights = []
     for w in mine.weights:
         terms = found.weights[w.key]
