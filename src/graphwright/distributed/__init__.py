@@ -13,7 +13,7 @@ from graphwright.distributed.collectives import (
     reduce_scatter,
     send,
 )
-from graphwright.distributed.data_parallel import ProgramsDiffer, data_parallel
+from graphwright.distributed.data_parallel import BatchesDiffer, ProgramsDiffer, data_parallel
 from graphwright.distributed.edits import EditRefused, sync_edits
 from graphwright.distributed.ranks import (
     barrier,
@@ -30,6 +30,7 @@ from graphwright.distributed.tensor_parallel import Division, tensor_parallel
 from graphwright.program.axes.divide import gathered, is_divided
 
 __all__ = [
+    "BatchesDiffer",
     "Division",
     "EditRefused",
     "ProgramsDiffer",

@@ -59,7 +59,7 @@ class BatchesDiffer(UsageError):
         super().__init__(
             "the ranks of a divided model were fed different batches", where="a training step", expected="the same",
             got=", ".join(f"rank {r} {h}" for r, h in hashes.items()),
-            fix="make the DataLoader after the model was divided, or pass it the rank and ranks of world().copy",
+            fix="make the DataLoader after the model is divided; it then reads the items of its copy",
         )  # fmt: skip
 
 
