@@ -164,9 +164,10 @@ def test_the_command_trains_on_both_ranks_and_the_first_prints_and_writes(runs, 
     assert differs(list(first["printed"]["loss"].values()), list(alone["loss"].values())) < 1e-5
 
 
-def test_the_example_prints_once(runs):
-    first, second = (r["example"] for r in runs[2])
-    assert first.startswith("2 ranks, 20 steps")
+@pytest.mark.parametrize(("name", "printed"), [("example", "2 ranks, 20 steps"), ("divided", "8 axes divided among 2")])
+def test_examples_print_once(runs, name, printed):
+    first, second = (r[name] for r in runs[2])
+    assert first.startswith(printed)
     assert second == ""
 
 

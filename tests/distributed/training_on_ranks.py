@@ -243,11 +243,11 @@ def command(folder: str) -> dict[str, Any]:
     return {"printed": json.loads(text) if text else None, "saved": Path(folder, "state", "train.json").is_file()}
 
 
-def example(folder: str) -> str:
-    """`examples/data_parallel.py`; return what this rank printed."""
+def example(name: str, folder: str) -> str:
+    """Run a file of `examples/`; return what this rank printed."""
     printed = io.StringIO()
-    path = Path(__file__).parents[2] / "examples" / "data_parallel.py"
-    sys.argv = [str(path), "--quick", "--out", f"{folder}/spiral"]
+    path = Path(__file__).parents[2] / "examples" / f"{name}.py"
+    sys.argv = [str(path), "--quick", "--out", f"{folder}/{name}"]
     with contextlib.redirect_stdout(printed):
         runpy.run_path(str(path), run_name="__main__")
     return printed.getvalue()
@@ -299,8 +299,9 @@ def on_two(folder: str) -> dict[str, Any]:
     found["uninterrupted"] = continued("", shard=False)
     for optimizer in OPTIMIZERS:
         found[optimizer] = resumed(f"{folder}/{optimizer}", 0, 6, optimizer, load=False)
-    found |= {"command": command(f"{folder}/command"), "example": example(folder)}
+    found |= {"command": command(f"{folder}/command"), "example": example("data_parallel", folder)}
     found["different"] = different()
+    found["divided"] = example("divided_model", folder)  # afterwards the ranks share a model
     return found
 
 

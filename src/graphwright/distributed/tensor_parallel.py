@@ -44,6 +44,8 @@ class Division(Report):
     sums: tuple[str, ...]
 
     def _text(self) -> str:
+        if self.ranks == 1:
+            return "one rank: nothing is divided"
         width = max(map(len, self.axes), default=0)
         lines = [f"{name:<{width}}  {' + '.join(map(str, units))}" for name, units in self.axes.items()]
         return "\n".join([f"{len(self.axes)} axes divided among {self.ranks} ranks", *(f"  {x}" for x in lines)])
