@@ -231,6 +231,19 @@ def copies(folder: str) -> dict[str, Any]:
     return here
 
 
+def killed_in_a_copy(at: int) -> str:
+    """Train two copies of a divided model until rank 3 is killed before a step; return the error of this rank."""
+    made, here = Training(True, "AdamW", ranks=2, batch=1), world()
+    made.run(0, at, here.copy, here.copies)
+    if here.rank == 3:
+        os.kill(os.getpid(), 9)
+    try:
+        made.run(at, at + 1, here.copy, here.copies)
+    except GraphwrightError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 DOUBLED = ("model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.down_proj.weight", "model.norm.weight")
 
 

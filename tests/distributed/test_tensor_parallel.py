@@ -76,6 +76,15 @@ def test_copies_of_a_divided_model_train_as_one_model_on_the_whole_batch(tmp_pat
         assert facts["four"].startswith("WrongWorld")
 
 
+@pytest.mark.deep
+def test_a_rank_of_a_copy_that_is_killed_is_named_by_all_others() -> None:
+    *others, killed = end_ranks(4, divided_on_ranks.killed_in_a_copy, 2, timeout=10.0)
+    assert killed.code == -9
+    for process in others:
+        assert process.value.startswith("RankLost"), process.text
+        assert "3 did not reach a collective" in process.value  # or others too, which wait in another group
+
+
 def test_shares_are_all_units_and_differ_by_one() -> None:
     for units, ranks in ((6, 3), (7, 3), (5, 5), (512, 3)):
         found = shares_of(units, ranks)

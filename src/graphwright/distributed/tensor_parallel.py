@@ -34,21 +34,24 @@ class Division(Report):
     """What `tensor_parallel` divided.
 
     Attributes:
-        ranks: number of ranks.
+        ranks: number of ranks that have a copy of the model together.
+        copies: number of copies in the run.
         axes: name of each divided axis -> units of each rank.
         sums: paths of the nodes that sum over the ranks.
     """
 
     ranks: int
+    copies: int
     axes: dict[str, tuple[int, ...]]
     sums: tuple[str, ...]
 
     def _text(self) -> str:
         if self.ranks == 1:
             return "one rank: nothing is divided"
+        more = f", {self.copies} copies" if self.copies > 1 else ""
         width = max(map(len, self.axes), default=0)
         lines = [f"{name:<{width}}  {' + '.join(map(str, units))}" for name, units in self.axes.items()]
-        return "\n".join([f"{len(self.axes)} axes divided among {self.ranks} ranks", *(f"  {x}" for x in lines)])
+        return "\n".join([f"{len(self.axes)} axes divided among {self.ranks} ranks{more}", *(f"  {x}" for x in lines)])
 
 
 def shares_of(units: int, ranks: int) -> tuple[int, ...]:
@@ -74,7 +77,7 @@ def tensor_parallel(e: Transaction, selection: Selection, ranks: int | None = No
     p = e.program
     count = divide_ranks(world().ranks if ranks is None else ranks).parts
     if count == 1:
-        return Division(1, {}, ())
+        return Division(1, world().copies, {}, ())
     found = p.axes()
     groups, few = _divisible(found, set(selection.nodes), count)
     if not groups:
@@ -85,7 +88,7 @@ def tensor_parallel(e: Transaction, selection: Selection, ranks: int | None = No
     shares = {group.name: shares_of(group.size, count) for group in groups}
     sums = [_join(e, node, count) for group in groups for node in _sums(found, group)]
     e.do(divided(p, [Share(*item) for item in shares.items()]))
-    return Division(count, shares, tuple(map(p.path, sums)))
+    return Division(count, world().copies, shares, tuple(map(p.path, sums)))
 
 
 def _sums(found: Axes, group: AxisGroup) -> list[NodeId]:
