@@ -127,6 +127,13 @@ def refused() -> dict[str, str]:
         distributed.tensor_parallel(e, p.select("layers.*"))
     with p.edit("more") as e:
         e.set_weight("model.norm.weight", lambda w: w * 1.0)
+    try:
+        with distributed.gathered(p):
+            pass
+    except GraphwrightError as error:
+        found["gathered"] = f"{type(error).__name__}: {error}"
+    with p.edit("structure") as e:
+        e.add("exp", p.output("logits"))
     with TemporaryDirectory() as folder:
         try:
             gw.save_state(f"{folder}/state", p)
@@ -194,8 +201,10 @@ def trained(steps: int, clip: float | None, divide: bool = True) -> dict[str, An
 def resumed(folder: str) -> dict[str, list[float]]:
     """Return losses of a divided training: uninterrupted, resumed from a folder, and continued after an undo."""
     one, two, three = (Training(True, "AdamW") for _ in range(3))
-    losses = {"before": one.run(0, 3)}
-    one.save(folder)
+    losses = {"before": one.run(0, 2)}
+    with one.p.edit("train"):
+        losses["before"] += one.run(2, 3)
+        one.save(folder)
     losses["after"] = one.run(3, 5)
     two.load(folder)
     losses["resumed"] = two.run(3, 5)

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -27,7 +26,7 @@ from graphwright.files import JsonError, StrPath, atomic_directory, blake2b_128,
 from graphwright.optim.exchange import whole
 from graphwright.optim.optimizer import Optimizer, moment_remap
 from graphwright.optim.training_step import CompiledStep
-from graphwright.program.axes.divide import gathered
+from graphwright.program.axes.divide import DividedWeight, assembled, division
 from graphwright.program.editing.replay import replay
 from graphwright.program.program import Program
 from graphwright.safetensors import Checkpoint, CheckpointError, TensorData, write_checkpoint
@@ -90,34 +89,37 @@ def save_state(
     Raises: UsageError if a state is not JSON, or if a divided program was edited after the division; FileError if
         writing fails, with the old directory unchanged.
     """
-    with _gathered(model), whole(optimizer, gather=True):
-        training_variables(model, optimizer, scaler, compiled)  # moments follow edits; ranks that divide them join them
-        if world().rank == 0:
-            _write(directory, model, optimizer, scaler, _given(scheduler, loader, rng), step, compiled, facts)
+    with whole(optimizer, gather=True):
+        here, parts = world(), Parts(model, optimizer, compiled)
+        if here.rank == 0 or (parts and here.copy == 0):
+            tensors, aliases = training_variables(model, optimizer, scaler, compiled)
+            arrays = parts.joined(tensors, keep=here.rank == 0)
+            if here.rank == 0:
+                states = _given(scheduler, loader, rng)
+                _write(directory, model, arrays, aliases, parts.structure, states, step, compiled, facts)
 
 
 def _write(
-    directory: StrPath, model: HasStructure, optimizer: HasVariables | None, scaler: HasVariables | None,
-    parts: Sequence[tuple[str, HasState]], step: int, compiled: CompiledStep | None, facts: Mapping[str, Any] | None,
+    directory: StrPath, model: HasStructure, arrays: Mapping[str, NDArray], aliases: Mapping[str, str], structure: str,
+    states: Sequence[tuple[str, HasState]], step: int, compiled: CompiledStep | None, facts: Mapping[str, Any] | None,
 ) -> None:  # fmt: skip
-    tensors, aliases = training_variables(model, optimizer, scaler, compiled)
     program = program_of(model)
     content: dict[str, Any] = {
         "schema": SCHEMA,
-        "structure": model.structure_hash(),
+        "structure": structure,
         "journal": None if program is None else program.journal.hash,
         "plan": None if compiled is None else dict(compiled.options()),
         "step": step,
-        "tensors": {name: blake2b_128(_bits(v)) for name, v in tensors.items()},
+        "tensors": {name: blake2b_128(_bits(array)) for name, array in arrays.items()},
         "aliases": aliases,
-        "states": {name: dict(part.state_dict()) for name, part in parts},
+        "states": {name: dict(part.state_dict()) for name, part in states},
         "facts": dict(facts or {}),
     }
     try:
         text = json.dumps({**content, "checksum": _checksum(content)}, indent=1, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise UsageError("a state cannot be saved as JSON", where=str(directory), got=str(error)) from error
-    items = [TensorData(n, v.dtype.safetensors, v.shape, lambda v=v: _bits(v)) for n, v in tensors.items()]
+    items = [TensorData(n, a.dtype.safetensors, a.shape, lambda a=a: _bits(a)) for n, a in arrays.items()]
     with atomic_directory(directory, overwrite=True) as folder:
         write_checkpoint(folder, items, stem="state")
         (folder / "train.json").write_text(text + "\n", encoding="utf-8")
@@ -196,17 +198,19 @@ class SavedState:
         compiled: CompiledStep | None = None, remap: Journal | None = None,
     ) -> None:  # fmt: skip
         """Restore model, optimizer and all other arguments that are given; see `load_state`."""
-        with _gathered(model), whole(optimizer, gather=False):
+        with whole(optimizer, gather=False):
             self._restore(model, optimizer, scaler, _given(scheduler, loader, rng), compiled, remap)
 
     def _restore(
         self, model: HasStructure, optimizer: HasVariables | None, scaler: HasVariables | None,
         parts: Sequence[tuple[str, HasState]], compiled: CompiledStep | None, remap: Journal | None,
     ) -> None:  # fmt: skip
-        if remap is None and model.structure_hash() != self.structure:
+        divided = Parts(model, optimizer, compiled)
+        if remap is None and divided.structure != self.structure:
             fix = "load it into the same model; if that was edited after saving, pass remap=program.journal"
             raise StateError("the saved state is of a model with a different structure", where=self.directory, fix=fix)
         own, aliases = training_variables(model, optimizer, scaler, compiled)
+        specs = {name: divided.spec(variable) for name, variable in own.items()}
         scope = tuple(sorted({name.partition(".")[0] for name in own}))
         wrong = [f"{name}: the training was saved without it" for name, _ in parts if name not in self.states]
         if compiled is not None:
@@ -214,16 +218,19 @@ class SavedState:
             if now.pop("ranks") != then.pop("ranks", 1):  # each rank feeds another part of a batch
                 now["inputs"], then["inputs"] = (_items_of(facts.get("inputs")) for facts in (now, then))
             wrong += [f"{n} of the step: expected {then.get(n)}, got {v}" for n, v in now.items() if then.get(n) != v]
-        arrays = self._arrays(scope, {} if remap is not None else own, wrong)
-        if remap is not None:
+        if remap is None:
+            arrays = self._arrays(scope, wrong, specs, lambda name, whole: divided.own(own[name], whole))
+            if {a: n for a, n in self.aliases.items() if a.partition(".")[0] in scope} != aliases:
+                wrong.append("other tensors are tied in the saved state than in this model")
+        else:
             program = program_of(model)
-            if program is None:
-                raise StateError("`remap` is given but the model has no program", where=self.directory,
+            if program is None or divided:
+                what = "the model is divided among ranks" if divided else "the model has no program"
+                raise StateError(f"`remap` is given but {what}", where=self.directory,
                                  got=type(model).__name__, fix="leave out remap")  # fmt: skip
+            arrays = self._arrays(scope, wrong)
             arrays = remap_state(self, arrays, program, remap, optimizer if isinstance(optimizer, Optimizer) else None)
-        elif {a: n for a, n in self.aliases.items() if a.partition(".")[0] in scope} != aliases:
-            wrong.append("other tensors are tied in the saved state than in this model")
-        wrong += _misfits(own, {name: array.spec for name, array in arrays.items()})
+            wrong += _misfits(specs, {name: array.spec for name, array in arrays.items()})
         self._refuse(wrong)
         before = [(part, dict(part.state_dict())) for _, part in parts]
         try:
@@ -241,10 +248,14 @@ class SavedState:
             lines = "\n  ".join(dict.fromkeys(wrong))
             raise StateError(f"the saved state does not match the arguments:\n  {lines}", where=self.directory)
 
-    def _arrays(self, scope: Sequence[str], own: Mapping[str, Variable], wrong: list[str]) -> dict[str, NDArray]:
+    def _arrays(
+        self, scope: Sequence[str], wrong: list[str], own: Mapping[str, Spec] | None = None,
+        take: Callable[[str, NDArray], NDArray] = lambda name, array: array,
+    ) -> dict[str, NDArray]:  # fmt: skip
         """Return the saved tensors, by name, of the parts in `scope`, such as `model`, after verifying their checksums.
 
-        Raises: StateError listing the lines of `wrong` and all mismatches with the variables `own`, or for a checksum.
+        Of each tensor, what `take` returns is kept. Raises: StateError listing the lines of `wrong` and all mismatches
+        with the specs `own`, or for a checksum.
         """
         names = [name for name in self.tensors if name.partition(".")[0] in scope]
         arrays: dict[str, NDArray] = {}
@@ -252,14 +263,63 @@ class SavedState:
             infos = {name: checkpoint.info(name) for name in names}
             specs = {n: Spec(tuple(i.shape), BY_TAG[i.tag]) for n, i in infos.items() if i.tag in BY_TAG}
             wrong += [f"{n}: unknown dtype {i.tag}" for n, i in infos.items() if n not in specs]
-            wrong += _misfits(own, specs) if own else []
+            wrong += [] if own is None else _misfits(own, specs)
             self._refuse(wrong)
             for name, spec in specs.items():
                 host = np.frombuffer(bytearray(checkpoint.bytes(name)), spec.dtype.numpy)
                 if blake2b_128(host) != self.tensors[name]:
                     raise StateError("the saved tensor has a wrong checksum", where=f"{self.directory}: {name}")
-                arrays[name] = from_numpy(host.reshape(spec.sizes), bits=spec.dtype)
+                arrays[name] = take(name, from_numpy(host.reshape(spec.sizes), bits=spec.dtype))
         return arrays
+
+
+class Parts:
+    """Which tensors of a training are parts, of which other ranks have the rest; none if the program is whole.
+
+    Attributes:
+        structure: hash of the structure of the whole model.
+
+    Raises: UsageError if the structure was edited after the division, or if terms of the step have arrays.
+    """
+
+    def __init__(self, model: HasStructure, optimizer: HasVariables | None, compiled: HasVariables | None) -> None:
+        program = program_of(model)
+        made = None if program is None else division(program)
+        self.structure = model.structure_hash() if made is None else made.structure
+        self._weights: dict[int, DividedWeight] = {}
+        if program is None or made is None:
+            return
+        self._weights = {id(program.weights[w.key]): w for w in made.weights}
+        for _, p, state in optimizer.states() if isinstance(optimizer, Optimizer) else ():
+            if (w := self._weights.get(id(p))) is not None:
+                self._weights |= {id(v): w for v in state.variables().values() if v.shape == p.shape}
+        own = {} if compiled is None else compiled.variables()
+        if arrays := [name for name, variable in own.items() if variable.ndim]:
+            raise UsageError("terms of the step have arrays, of which ranks may have parts", where="a saved training",
+                             got=arrays[:3], fix="save a training of the whole program")  # fmt: skip
+
+    def __bool__(self) -> bool:
+        return bool(self._weights)
+
+    def spec(self, variable: Variable) -> Spec:
+        """Return the spec of the whole tensor."""
+        w = self._weights.get(id(variable))
+        return variable.spec if w is None else Spec(w.whole_shape(variable.shape), variable.dtype)
+
+    def own(self, variable: Variable, array: NDArray) -> NDArray:
+        """Return the part of this rank of a whole tensor."""
+        w = self._weights.get(id(variable))
+        return array if w is None else w.part(array, world().part)
+
+    def joined(self, variables: Mapping[str, Variable], *, keep: bool) -> dict[str, NDArray]:
+        """Return the whole tensors; without `keep` only send parts to the rank that keeps them. Raises: RankLost."""
+        found = {}
+        for name, variable in variables.items():
+            w = self._weights.get(id(variable))
+            array = variable.data if w is None else assembled(w, variable.data, keep=keep)
+            if keep and array is not None:
+                found[name] = array
+        return found
 
 
 def remap_state(
@@ -320,22 +380,16 @@ def program_of(model: object) -> Program | None:
     return found if isinstance(found, Program) else None
 
 
-def _gathered(model: object) -> AbstractContextManager[object]:
-    """Return a context in which the program of a model is whole."""
-    program = program_of(model)
-    return nullcontext() if program is None else gathered(program)
-
-
 def _items_of(inputs: Mapping[str, str] | None) -> dict[str, str]:
     """Return the specs of inputs without the size of their first axis."""
     return {name: re.sub(r"\[\d+", "[*", spec) for name, spec in (inputs or {}).items()}
 
 
-def _misfits(own: Mapping[str, Variable], saved: Mapping[str, Spec]) -> list[str]:
+def _misfits(own: Mapping[str, Spec], saved: Mapping[str, Spec]) -> list[str]:
     """Return a line of text per tensor in `own` that is not in `saved`, or conversely, or whose spec differs."""
     wrong = sorted(f"{name}: missing in the saved state" for name in own.keys() - saved.keys())
     wrong += sorted(f"{name}: unexpected in the saved state" for name in saved.keys() - own.keys())
-    both = [(name, variable.spec, saved[name]) for name, variable in own.items() if name in saved]
+    both = [(name, spec, saved[name]) for name, spec in own.items() if name in saved]
     return wrong + [f"{name}: expected {here}, got {there}" for name, here, there in both if here != there]
 
 
@@ -382,8 +436,8 @@ def _given(*parts: HasState | None) -> list[tuple[str, HasState]]:
     return [(n, part) for n, part in zip(("scheduler", "loader", "rng"), parts, strict=True) if part is not None]
 
 
-def _bits(variable: Variable) -> np.ndarray:
-    return np.ascontiguousarray(variable.data.to_numpy(bits=True))
+def _bits(array: NDArray) -> np.ndarray:
+    return np.ascontiguousarray(array.to_numpy(bits=True))
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ from graphwright.graph import NodeId
 from graphwright.ops.axes import spread
 from graphwright.program.axes.resize import ResizeAxis, ResizedWeight, resize
 from graphwright.program.editing import fields as f
-from graphwright.program.editing.edits import Edit, RecordReader
+from graphwright.program.editing.edits import Annotation, Edit, RecordReader, SetWeight
 from graphwright.program.editing.fields import each
 from graphwright.program.errors import ReplayConflict
 from graphwright.program.files import forms
@@ -68,6 +68,15 @@ class DividedWeight(NamedTuple):
         sizes = dict(enumerate(array.shape)) | {dim: len(parts[part]) for dim, parts in self.dims}
         return tuple(sizes.values())
 
+    def whole_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the whole weight, given that of a part."""
+        sizes = dict(enumerate(shape)) | {dim: sum(map(len, parts)) for dim, parts in self.dims}
+        return tuple(sizes.values())
+
+    def part(self, array: NDArray, number: int) -> NDArray:
+        """Return a part of the whole weight, or of a moment of it."""
+        return part_of(array, {dim: np.asarray(parts[number], np.int64) for dim, parts in self.dims})
+
 
 _UNITS = each(f.plain(forms.integer, 0, 1 << 40))
 _DIM = f.plain(forms.integer, 0, forms.MAX_RANK)
@@ -81,11 +90,13 @@ class _OfShares(Edit):
         "weights": each(f.row(f.TEXT, each(f.row(_DIM, each(f.INDICES))), make=DividedWeight)),
         "whole": _ATTRS,
         "local": _ATTRS,
+        "structure": f.TEXT,
     }
     shares: tuple[Share, ...]
     weights: tuple[DividedWeight, ...]
     whole: tuple[tuple[NodeId, Mapping[str, Any]], ...]  # attributes with the sizes of the whole axes
     local: tuple[tuple[NodeId, Mapping[str, Any]], ...]  # attributes with those of this rank
+    structure: str  # hash of the structure of the whole program
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -125,14 +136,14 @@ class DivideAxes(_OfShares):
         return self.local
 
     def invert(self, p: Program) -> GatherAxes:
-        return GatherAxes(self.shares, self.weights, self.whole, self.local)
+        return GatherAxes(self.shares, self.weights, self.whole, self.local, self.structure)
 
     def apply(self, p: Program) -> None:
         own, made = world().part, {}
         for w in self.weights:
             array = p.weights.array(w.key)
             changed = {dim: np.asarray(parts[own], np.int64) for dim, parts in w.dims}
-            part = _part(array, changed)
+            part = part_of(array, changed)
             p.weights.refer_slice(part, array, changed)
             made[w.key] = ResizedWeight(w.key, part, tuple((dim, parts[own]) for dim, parts in w.dims))
         joins = {w.key: partial(_joined_state, w, p.weights.array(w.key).device) for w in self.weights}
@@ -154,7 +165,7 @@ class GatherAxes(_OfShares):
         return self.whole
 
     def invert(self, p: Program) -> DivideAxes:
-        return DivideAxes(self.shares, self.weights, self.whole, self.local)
+        return DivideAxes(self.shares, self.weights, self.whole, self.local, self.structure)
 
     def apply(self, p: Program) -> None:
         made = {w.key: ResizedWeight(w.key, joined(w, p.weights.array(w.key)), self._own(w)) for w in self.weights}
@@ -177,8 +188,11 @@ class GatherAxes(_OfShares):
                              fix="undo the division instead")  # fmt: skip
 
 
-def _part(array: NDArray, changed: Mapping[int, np.ndarray]) -> NDArray:
-    """Return the entries of a rank. Consecutive rows of a mapped file stay mapped: the other rows are never read."""
+def part_of(array: NDArray, changed: Mapping[int, np.ndarray]) -> NDArray:
+    """Return the entries of `changed`, dimension -> indices.
+
+    Consecutive rows of a mapped file stay mapped: the other rows are never read.
+    """
     rows = changed.get(0)
     consecutive = rows is not None and len(changed) == 1 and bool((np.diff(rows) == 1).all())
     if rows is not None and consecutive and array.storage.kind == "mapped" and array.contiguous:
@@ -193,19 +207,27 @@ def _part(array: NDArray, changed: Mapping[int, np.ndarray]) -> NDArray:
 
 
 def joined(w: DividedWeight, array: NDArray) -> NDArray:
-    """Return the whole weight, of the parts of all ranks; every rank must call it. Raises: RankLost."""
-    here = world()
-    sizes = dict(enumerate(array.shape)) | {dim: sum(map(len, parts)) for dim, parts in w.dims}
-    whole = np.empty(tuple(sizes.values()), array.to_numpy(bits=True).dtype)
+    """Return the whole weight, of the parts of all ranks of a copy, which call it together. Raises: RankLost."""
+    whole = assembled(w, array, keep=True)
+    assert whole is not None
+    return whole if whole.device == array.device else whole.to(array.device)
+
+
+def assembled(w: DividedWeight, array: NDArray, *, keep: bool) -> NDArray | None:
+    """Return the whole weight on the host, or None without `keep`, which sends this rank's part alone.
+
+    All ranks of a copy call it. Raises: RankLost.
+    """
+    here, own = world(), dict(w.dims)
+    whole = np.empty(w.whole_shape(array.shape), array.to_numpy(bits=True).dtype) if keep else None
     for number in range(here.parts):
         part = array.copy() if number == here.part else empty(w.shape(array, number), array.dtype, array.device)
         if here.model is not None:
             here.model.broadcast(part.impl, number, f"gathering {w.key}").wait()
-        own = dict(w.dims)
-        index = [np.asarray(own[d][number]) if d in own else np.arange(n) for d, n in enumerate(array.shape)]
-        whole[np.ix_(*index)] = part.to_numpy(bits=True)
-    made = from_numpy(whole, bits=array.dtype)
-    return made if made.device == array.device else made.to(array.device)
+        if whole is not None:
+            index = [np.asarray(own[d][number]) if d in own else np.arange(n) for d, n in enumerate(array.shape)]
+            whole[np.ix_(*index)] = part.to_numpy(bits=True)
+    return None if whole is None else from_numpy(whole, bits=array.dtype)
 
 
 def _joined_state(w: DividedWeight, device: Device, part: np.ndarray) -> np.ndarray:
@@ -236,7 +258,7 @@ def divided(p: Program, shares: Sequence[Share]) -> DivideAxes:
     stored = [(n, marks[p.key(n)]) for kind in sorted(STORED) for n in p.of_kind(kind) if p.key(n) in marks]
     local = (*mine.attrs, *((node, {**p.attrs(node), DIVIDED: mark}) for node, mark in stored))
     whole = tuple((node, dict(p.attrs(node))) for node, _ in local)
-    return DivideAxes(tuple(shares), tuple(weights), whole, local)
+    return DivideAxes(tuple(shares), tuple(weights), whole, local, p.structure_hash())
 
 
 def divided_weights(p: Program) -> frozenset[str]:
@@ -249,16 +271,42 @@ def is_divided(p: Program) -> bool:
     return bool(divided_weights(p))
 
 
-def _division(p: Program) -> int | None:
-    """Return how many undo steps lead back to the whole program, or None if the history cannot."""
-    undone = [entry.undo for entry in reversed(p.history.undoable) if entry.undo is not None]
-    found = [i for i, undo in enumerate(undone) if any(isinstance(x, DivideAxes) for x in undo.forward)]
-    return found[-1] + 1 if found else None
+_VALUES = (SetWeight, Annotation)
+"""Edits that leave the structure of a program as it is."""
+
+
+def _undone(p: Program) -> list[Sequence[Edit]]:
+    """Return the edits of each entry that can be undone, the last one first, down to the division of a program.
+
+    Raises: UsageError if the history has none.
+    """
+    found: list[Sequence[Edit]] = []
+    for entry in reversed(p.history.undoable):
+        found.append(() if entry.undo is None else entry.undo.forward)
+        if any(isinstance(x, DivideAxes) for x in found[-1]):
+            return found
+    fix = "divide the program in this process, with an undo horizon that keeps the edit"
+    raise UsageError("the history of the program has no division", where=p.name, fix=fix)
+
+
+def division(p: Program) -> DivideAxes | None:
+    """Return how a program is divided, None if it is whole.
+
+    Raises: UsageError if its structure was edited after the division, or if the history has no division.
+    """
+    if not is_divided(p):
+        return None
+    entries = _undone(p)
+    later = [edits for edits in entries[:-1] if not all(isinstance(x, _VALUES) for x in edits)]
+    if later:
+        raise UsageError("the structure of the program was edited after it was divided", where=p.name,
+                         got=f"{len(later)} edits", fix="undo them, or divide the program last")  # fmt: skip
+    return next(x for x in entries[-1] if isinstance(x, DivideAxes))
 
 
 @contextmanager
 def gathered(p: Program) -> Iterator[None]:
-    """Inside the block the program is whole, with the values of all ranks, to export or save it; every rank enters it.
+    """Inside the block the program is whole, with the values of all ranks, to export it; every rank enters it.
 
     It undoes the division, and redoes it at the end. Moments of optimizers are joined if they are used inside. Raises:
     UsageError if the program was edited after the division.
@@ -266,10 +314,7 @@ def gathered(p: Program) -> Iterator[None]:
     if not is_divided(p):
         yield
         return
-    steps = _division(p)
-    if steps is None:
-        fix = "divide the program in this process, with an undo horizon that keeps the edit"
-        raise UsageError("the history of the program has no division to undo", where=p.name, fix=fix)
+    steps = len(_undone(p))
     if steps > 1:
         what, got = "the program was edited after it was divided", f"{steps - 1} edits since"
         raise UsageError(what, where=p.name, got=got,
