@@ -115,7 +115,7 @@ def refused() -> dict[str, str]:
     p = gw.open("bundled").program
     calls = {"ranks": lambda e: distributed.tensor_parallel(e, p.select("layers.*"), ranks=5),
              "nothing": lambda e: distributed.tensor_parallel(e, p.select("embed"))}  # fmt: skip
-    before = p.hash()
+    before, structure = p.hash(), p.structure_hash()
     for name, call in calls.items():
         try:
             with p.edit("divide") as e:
@@ -127,11 +127,14 @@ def refused() -> dict[str, str]:
         distributed.tensor_parallel(e, p.select("layers.*"))
     with p.edit("more") as e:
         e.set_weight("model.norm.weight", lambda w: w * 1.0)
-    try:
-        with distributed.gathered(p):
-            pass
-    except GraphwrightError as error:
-        found["gathered"] = f"{type(error).__name__}: {error}"
+    length = len(p.journal)
+    with distributed.gathered(p):
+        found["gathered"] = str(p.structure_hash() == structure)
+        try:
+            p.undo()
+        except GraphwrightError as error:
+            found["inside"] = f"{type(error).__name__}: {error}"
+    found["gathered"] += f", {len(p.journal) - length} entries"
     with p.edit("structure") as e:
         e.add("exp", p.output("logits"))
     with TemporaryDirectory() as folder:

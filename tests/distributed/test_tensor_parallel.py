@@ -33,7 +33,8 @@ def check(found: list[dict[str, Any]], ranks: int, state: Path) -> None:
         assert facts["refused"]["ranks"].startswith("WrongWorld")
         assert facts["refused"]["nothing"].startswith("UsageError")
         assert facts["refused"]["written"] == "[]"
-        assert "1 edits since" in facts["refused"]["gathered"]
+        assert facts["refused"]["gathered"] == "True, 0 entries"
+        assert "cannot be edited" in facts["refused"]["inside"]
         assert "edited after it was divided" in facts["refused"]["later"]
         assert facts["refused"]["hash"] == "True"
     alone, together = divided_on_ranks.trained(4, 0.5, divide=False), [facts["trained"] for facts in found]

@@ -16,7 +16,7 @@ from graphwright.array import dtype, empty, from_numpy
 from graphwright.errors import GraphwrightError
 from graphwright.patterns import causal_full
 from graphwright.program import Builder, Program, ReplayConflict, load, replay
-from graphwright.program.axes.divide import GatherAxes, Share, divided
+from graphwright.program.axes.divide import Share, divided
 from graphwright.program.editing.edits import PRIMITIVES, AddNode, RecordReader, SetWeight
 from graphwright.program.editing.replay import PayloadFinder
 from graphwright.program.weights import array_digest
@@ -153,8 +153,8 @@ def test_every_primitive_is_serializable():
         e.pattern("pattern", pattern := causal_full(8, block=4))
     pattern.cut(pattern.edges()[:1])
     with q.edit("one share") as e:
-        e.do(whole := divided(q, [Share("first.neurons", (5,))]))
-        e.do(GatherAxes(whole.shares, whole.weights, whole.whole, whole.local))
+        e.do(whole := divided(q, [Share("first.neurons", (5,))], q.structure_hash()))
+        e.do(whole.invert(q))
     seen = {record["edit"] for entry in (*p.journal, *q.journal) for record in entry.edits}
     assert seen == set(PRIMITIVES)
 

@@ -86,9 +86,9 @@ def tensor_parallel(e: Transaction, selection: Selection, ranks: int | None = No
                          expected=f"heads or neurons, at least {count} of them",
                          fix="select whole layers, or use fewer ranks")  # fmt: skip
     shares = {group.name: shares_of(group.size, count) for group in groups}
-    ends = [node for group in groups for node in _sums(found, group)]
-    e.do(divided(p, [Share(*item) for item in shares.items()]))
-    sums = [_join(e, node, count) for node in ends]
+    structure = p.structure_hash()
+    sums = [_join(e, node, count) for group in groups for node in _sums(found, group)]
+    e.do(divided(p, [Share(*item) for item in shares.items()], structure))  # last, so that undo begins by gathering
     return Division(count, world().copies, shares, tuple(map(p.path, sums)))
 
 

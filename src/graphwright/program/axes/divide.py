@@ -31,6 +31,7 @@ from graphwright.program.files import forms
 from graphwright.program.kinds import STORED
 
 if TYPE_CHECKING:
+    from graphwright.program.editing.journal import Entry
     from graphwright.program.program import Program
 
 
@@ -124,7 +125,8 @@ class _OfShares(Edit):
 
     def to_json(self, p: Program) -> dict[str, Any]:
         shares = [[share.axis, list(share.units)] for share in self.shares]
-        return {"edit": type(self).__name__, "shares": shares, "keys": [w.key for w in self.weights]}
+        return {"edit": type(self).__name__, "shares": shares, "keys": [w.key for w in self.weights],
+                "structure": self.structure}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ class DivideAxes(_OfShares):
     def read(cls, r: RecordReader, record: Mapping[str, Any]) -> DivideAxes:
         """Return the recorded edit for this rank."""
         shares = [Share(*row) for row in _shares(record)]
-        return divided(r.program, shares)
+        return divided(r.program, shares, forms.text(record["structure"], "structure"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +237,11 @@ def _joined_state(w: DividedWeight, device: Device, part: np.ndarray) -> np.ndar
     return joined(w, from_numpy(part).to(device)).to_numpy()
 
 
-def divided(p: Program, shares: Sequence[Share]) -> DivideAxes:
+def divided(p: Program, shares: Sequence[Share], structure: str) -> DivideAxes:
     """Return the edit that keeps this rank's share of axes of a program in its present state; all ranks call it.
 
+    Args:
+        structure: hash of the structure of the program before any edit of the division.
     Raises: UsageError if shares are not all units of an axis; WrongWorld; the errors of `resize`.
     """
     found, here = p.axes(), divide_ranks(len(shares[0].units)) if shares else world()
@@ -258,7 +262,7 @@ def divided(p: Program, shares: Sequence[Share]) -> DivideAxes:
     stored = [(n, marks[p.key(n)]) for kind in sorted(STORED) for n in p.of_kind(kind) if p.key(n) in marks]
     local = (*mine.attrs, *((node, {**p.attrs(node), DIVIDED: mark}) for node, mark in stored))
     whole = tuple((node, dict(p.attrs(node))) for node, _ in local)
-    return DivideAxes(tuple(shares), tuple(weights), whole, local, p.structure_hash())
+    return DivideAxes(tuple(shares), tuple(weights), whole, local, structure)
 
 
 def divided_weights(p: Program) -> frozenset[str]:
@@ -275,16 +279,22 @@ _VALUES = (SetWeight, Annotation)
 """Edits that leave the structure of a program as it is."""
 
 
-def _undone(p: Program) -> list[Sequence[Edit]]:
-    """Return the edits of each entry that can be undone, the last one first, down to the division of a program.
+def _entry(p: Program) -> tuple[Entry, DivideAxes] | None:
+    """Return the journal entry and the edit by which a program was divided, None if it is whole.
 
-    Raises: UsageError if the history has none.
+    Raises: UsageError if its structure was edited afterwards, or if the history does not reach back.
     """
-    found: list[Sequence[Edit]] = []
+    if not is_divided(p):
+        return None
+    later = 0
     for entry in reversed(p.history.undoable):
-        found.append(() if entry.undo is None else entry.undo.forward)
-        if any(isinstance(x, DivideAxes) for x in found[-1]):
-            return found
+        edits = () if entry.undo is None else entry.undo.forward
+        if found := [x for x in edits if isinstance(x, DivideAxes)]:
+            if later:
+                raise UsageError("the structure of the program was edited after it was divided", where=p.name,
+                                 got=f"{later} edits", fix="undo them, or divide the program last")  # fmt: skip
+            return entry, found[-1]
+        later += not all(isinstance(x, _VALUES) for x in edits)
     fix = "divide the program in this process, with an undo horizon that keeps the edit"
     raise UsageError("the history of the program has no division", where=p.name, fix=fix)
 
@@ -292,38 +302,26 @@ def _undone(p: Program) -> list[Sequence[Edit]]:
 def division(p: Program) -> DivideAxes | None:
     """Return how a program is divided, None if it is whole.
 
-    Raises: UsageError if its structure was edited after the division, or if the history has no division.
+    Raises: UsageError if its structure was edited afterwards, or if the history does not reach back.
     """
-    if not is_divided(p):
-        return None
-    entries = _undone(p)
-    later = [edits for edits in entries[:-1] if not all(isinstance(x, _VALUES) for x in edits)]
-    if later:
-        raise UsageError("the structure of the program was edited after it was divided", where=p.name,
-                         got=f"{len(later)} edits", fix="undo them, or divide the program last")  # fmt: skip
-    return next(x for x in entries[-1] if isinstance(x, DivideAxes))
+    found = _entry(p)
+    return found and found[1]
 
 
 @contextmanager
 def gathered(p: Program) -> Iterator[None]:
     """Inside the block the program is whole, with the values of all ranks, to export it; every rank enters it.
 
-    It undoes the division, and redoes it at the end. Moments of optimizers are joined if they are used inside. Raises:
-    UsageError if the program was edited after the division.
+    The program cannot be edited inside, and the journal does not show it. Moments of optimizers are joined if they are
+    used inside. Raises: UsageError if the structure of the program was edited after the division, or while an edit is
+    open; RankLost.
     """
-    if not is_divided(p):
+    found = _entry(p)
+    if found is None:
         yield
         return
-    steps = len(_undone(p))
-    if steps > 1:
-        what, got = "the program was edited after it was divided", f"{steps - 1} edits since"
-        raise UsageError(what, where=p.name, got=got,
-                         fix="undo these edits first, or divide the program last")  # fmt: skip
-    p.undo()
-    try:
+    with p.history.without(found[0]):
         yield
-    finally:
-        p.redo()
 
 
 def _shares(record: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...]]]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
+from graphwright.array.world import RankLost
 from graphwright.autograd.variable import share
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import EdgeId, NodeId
@@ -79,9 +81,13 @@ class History:
         share([v for v, _, shared in self._before_edit.values() if not shared], True)
 
     def check_writable(self) -> None:
-        """Raise UsageError if the program is a past state."""
+        """Raise UsageError if the program is a past state, or inside `without`."""
         if self.program.readonly:
-            raise UsageError("a past state cannot be edited", where=self.program.name, fix="edit a copy: p.fork()")
+            raise UsageError(
+                "a past state, or one with an entry left out, cannot be edited",
+                where=self.program.name,
+                fix="edit a copy: p.fork()",
+            )
 
     def note(self, variable: Variable) -> None:
         """Record that the edit, not training, set this variable, so that `collect_trained` ignores the new value."""
@@ -257,7 +263,22 @@ class History:
         stack, other = (self.undoable, self.redoable) if back else (self.redoable, self.undoable)
         entry = stack[-1]
         undo = _check_undo(entry)
-        before, records = p.state_hash(), []
+        before = p.state_hash()
+        records, cone = self._apply(entry, undo, back)
+        other.append(stack.pop())
+        undoes, redoes = (entry.seq, None) if back else (None, entry.seq)
+        made = p.journal.append(
+            f"{'undo' if back else 'redo'}: {entry.why}", "human", base_version=p.version, edits=records, before=before,
+            after=p.state_hash(), undoes=undoes, redoes=redoes,
+            cone=tuple(n for n in cone | undo.specs if n in p.graph),
+        )  # fmt: skip
+        self._count(undo)
+        self.spill.entered(undo)
+        return made
+
+    def _apply(self, entry: Entry, undo: Undo, back: bool) -> tuple[list[dict[str, Any]], dict[NodeId, None]]:
+        """Undo or redo what an entry did; return the records of its edits, and the nodes that they touch."""
+        p, records = self.program, list[dict[str, Any]]()
         cone: dict[NodeId, None] = {}
         p.tombstones.mode = "undo" if back else "redo"
         try:
@@ -270,6 +291,10 @@ class History:
             if any((node in p.graph) != (node in p.order_labels) for node in moved):
                 raise LookupError("the order of the nodes does not match the nodes")
             sort_weights(p, undo.edits)
+        except RankLost:
+            if len(records) > 1:  # else nothing was changed
+                p.valid = False
+            raise
         except (GraphwrightError, LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
             p.valid = False
             raise NotUndoable("the undo data of this entry does not fit the program", where=f"entry {entry.seq}",
@@ -281,16 +306,30 @@ class History:
                 update_node(p, node, specs=specs[0 if back else 1])
         p.valid = undo.valid[0 if back else 1]
         find_back_edges(p, p.valid)
-        other.append(stack.pop())
-        undoes, redoes = (entry.seq, None) if back else (None, entry.seq)
-        made = p.journal.append(
-            f"{'undo' if back else 'redo'}: {entry.why}", "human", base_version=p.version, edits=records, before=before,
-            after=p.state_hash(), undoes=undoes, redoes=redoes,
-            cone=tuple(n for n in cone | undo.specs if n in p.graph),
-        )  # fmt: skip
-        self._count(undo)
-        self.spill.entered(undo)
-        return made
+        return records, cone
+
+    @contextmanager
+    def without(self, entry: Entry) -> Iterator[None]:
+        """Inside the block the program is as if an entry were undone, of which later ones depend on values alone.
+
+        Nothing is journaled, and the program cannot be edited inside. Raises: NotUndoable; UsageError while an edit is
+        open.
+        """
+        p = self.program
+        self._check_walk(0, True)
+        undo = _check_undo(entry)
+        with exclusive(p):
+            with defer_interrupts():
+                self._apply(entry, undo, True)
+                self._count(undo)
+            held, p.readonly = p.readonly, True
+            try:
+                yield
+            finally:
+                p.readonly = held
+                with defer_interrupts():
+                    self._apply(entry, undo, False)
+                    self._count(undo)
 
     # -- marks -------------------------------------------------------------------------------------------------------
     def mark(self, name: str) -> None:
