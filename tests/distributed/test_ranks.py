@@ -155,10 +155,11 @@ def test_a_collective_that_not_all_reach_names_who_waits_where(found):
     assert late["waiting"]["1"] == "barrier"
 
 
-def test_the_command_trains_on_both_ranks_and_the_first_prints_and_writes(runs, tmp_path, monkeypatch):
-    first, second = (r["command"] for r in runs[2])
+@pytest.mark.parametrize("name", ["command", "command_divided"])
+def test_the_command_trains_on_both_ranks_and_the_first_prints_and_writes(runs, tmp_path, name):
+    first, second = (r[name] for r in runs[2])
     assert second["printed"] is None
-    assert first["saved"]
+    assert first["saved"] == [True, True]
     alone = on_ranks.command(str(tmp_path))["printed"]
     assert first["printed"]["steps"] == alone["steps"] == 4
     assert differs(list(first["printed"]["loss"].values()), list(alone["loss"].values())) < 1e-5

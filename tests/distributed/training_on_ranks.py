@@ -218,7 +218,7 @@ NAMES = {"plain": [*OPTIONS], "sharded": ["plain", "clip", "accumulate"]}
 OPTIMIZERS = ("AdamW",)
 
 
-def command(folder: str) -> dict[str, Any]:
+def command(folder: str, *more: str) -> dict[str, Any]:
     """`graphwright train` as torchrun starts it on each rank; return what this rank printed, and what is written."""
     from graphwright.cli import app
 
@@ -235,12 +235,14 @@ def command(folder: str) -> dict[str, Any]:
     (home / "tokenizer.json").write_bytes((bundled() / "tokenizer.json").read_bytes())
     (home / "text.txt").write_text("To be or not to be, that is the question. " * 20)
     options = ["--steps", "4", "--batch", "4", "--window", "16", "--warmup", "1", "--save-every", "2", "--json"]
+    options += [*more, "--out", f"{folder}/out"]
     given = [str(home / "config.json"), "--text", str(home / "text.txt"), "--state", f"{folder}/state", *options]
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         app(["train", *given], standalone_mode=False)
     d.barrier()
     text = printed.getvalue()
-    return {"printed": json.loads(text) if text else None, "saved": Path(folder, "state", "train.json").is_file()}
+    written = [Path(folder, name).is_file() for name in ("state/train.json", "out/config.json")]
+    return {"printed": json.loads(text) if text else None, "saved": written}
 
 
 def example(name: str, folder: str) -> str:
@@ -302,6 +304,7 @@ def on_two(folder: str) -> dict[str, Any]:
     found |= {"command": command(f"{folder}/command"), "example": example("data_parallel", folder)}
     found["different"] = different()
     found["divided"] = example("divided_model", folder)  # afterwards the ranks share a model
+    found["command_divided"] = command(f"{folder}/divided-command", "--tensor-parallel", "2")
     return found
 
 

@@ -33,13 +33,15 @@ def train(
     held_out: Annotated[Path | None, option("FILE", "File to measure bits per byte on, before and after.")] = None,
     device: OnDevice = "cpu",
     threads: int = 0,
+    tensor_parallel: Annotated[int, option("N", "Ranks that have a copy of the model together.", min=1)] = 1,
     *,
     options: TrainOptions,
 ) -> Output:
     """Train a model, or a config from scratch, on a text file.
 
     Uses AdamW with warm-up, cosine decay and gradient clipping; the whole step is one plan. With --state or --life, the
-    same command resumes an interrupted training. Under torchrun, each rank computes a part of every batch.
+    same command resumes an interrupted training. Under torchrun, each rank computes a part of every batch; with
+    --tensor-parallel N, neighbouring ranks divide the model and compute the same part.
     """
     from graphwright import distributed
     from graphwright.files import check_free
@@ -64,7 +66,11 @@ def train(
     living = None if life is None else _living(life, model, options.seed)
     if living is not None:
         model = living.model
-    trainer = Trainer(model.to(device), words, recipe)
+    program = model.to(device).program
+    if tensor_parallel > 1:
+        with program.edit("divide among ranks", author="human", tool="graphwright train") as e:
+            distributed.tensor_parallel(e, program.select("*"), tensor_parallel)
+    trainer = Trainer(model, words, recipe)
     distributed.data_parallel(trainer.step)
     facts: dict[str, Any] = {"parameters": model.inspect().parameters, "options": asdict(recipe)}
     with bar() as progress:
@@ -87,9 +93,11 @@ def train(
         lines = [f"{len(losses)} steps, loss {first:.4f} -> {last:.4f} nats per token, {speed}"]
     if held is not None:
         lines.append("held out {before:.4f} -> {after:.4f} bits per byte".format(**facts["bits_per_byte"]))
-    if out is not None and distributed.is_main():
-        facts["out"] = _write(model, out, scratch, overwrite)
-        lines.append(f"wrote {out}: {facts['out']}")
+    if out is not None:
+        with distributed.gathered(program):
+            if distributed.is_main():
+                facts["out"] = _write(model, out, scratch, overwrite)
+                lines.append(f"wrote {out}: {facts['out']}")
     return Output(facts, "\n".join(lines))
 
 
