@@ -31,12 +31,12 @@ def long(shape: tuple[int, ...]) -> gw.Program:
 
 
 def rows(shape: tuple[int, ...]) -> gw.Program:
-    """A residual sum, its norm and an activation."""
+    """A residual sum, its norm and an activation, and the softmax of a sum with a number per row."""
     b = gw.Builder("rows")
     x, y, w = b.input("x", shape), b.input("y", shape), b.input("w", shape[-1:])
     h = b.add(x, y)
     b.output(b.silu(b.rms_norm(h, w, eps=1e-5)), "z")
-    b.output(b.softmax(h), "p")
+    b.output(b.softmax(b.add(h, b.input("t", (*shape[:-1], 1)))), "p")
     return b.build()
 
 

@@ -33,7 +33,7 @@ SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, 1e-6, -1e-6, 3e-5, 0.3, -0
 ATTRS: dict[str, list[dict[str, Any]]] = {
     "leaky_relu": [{"slope": 0.2}], "elu": [{"alpha": 0.7}], "full_like": [{"value": 2.5}],
     "gelu": [{"approximate": "none"}, {"approximate": "tanh"}],
-    "clamp": [{"low": -0.5, "high": 1.5}, {"low": None, "high": 0.25}],
+    "clamp": [{"low": -0.3, "high": 1.5}, {"low": None, "high": 0.7}],
     "rms_norm": [{"unit_offset": u, "cast_before_scale": c} for u in (False, True) for c in (False, True)],
 }  # fmt: skip
 FINITE = {"gelu", "rms_norm", "swiglu"}
@@ -191,6 +191,29 @@ def groups(examples: int) -> None:
         print(json.dumps([title, facts]), flush=True)
 
 
+def mixed() -> None:
+    """Print how far groups are from the VM that mix rows, columns, numbers and dtypes, by their formula."""
+    rng = np.random.default_rng(2)
+    formulas: dict[str, Any] = {
+        "rms_norm(exp(x), w)": lambda b, x, y, w, m: b.rms_norm(b.exp(x), w, eps=1e-5),
+        "rms_norm(x + y, w)": lambda b, x, y, w, m: b.rms_norm(b.add(x, y), w, eps=1e-5),
+        "softmax(x * y)": lambda b, x, y, w, m: b.softmax(b.mul(x, y)),
+        "softmax(x, not m)": lambda b, x, y, w, m: b.op("softmax", b.silu(x), b.op("logical_not", m)),
+        "softmax(y)": lambda b, x, y, w, m: b.softmax(b.exp(y)),
+        "sin(step(x)) in float64": lambda b, x, y, w, m: b.op("sin", b.op("step", b.cast(x, dtype=float64))),
+    }
+    found = {}
+    for name, made in formulas.items():
+        b = Builder("mixed")
+        inputs = {"x": (6, 33), "y": (6, 1), "w": (33,), "m": (6, 33)}
+        values = [b.input(n, shape) for n, shape in inputs.items()]
+        b.output(made(b, *values), "z")
+        feeds = {n: rng.normal(size=shape).astype("f4") for n, shape in inputs.items()}
+        feeds["m"][2:4] = 1.0  # rows that a mask excludes
+        found[name] = compare(b.build(), feeds)
+    print(json.dumps(["mixed", found]), flush=True)
+
+
 def captured() -> None:
     """Print how a captured plan follows edits: regions captured, distance from the reference, groups of each plan."""
     b, rng = Builder("edited"), np.random.default_rng(1)
@@ -226,4 +249,5 @@ if __name__ == "__main__":
     table(SHAPES if deep else SHAPES[-3:])
     use(Device("sim"), SimBackend(Device("sim"), fuses=True))
     groups(200 if deep else 10)
+    mixed()
     captured()

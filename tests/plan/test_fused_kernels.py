@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from graphwright.array.triton import expressions
+from graphwright.array import float32
+from graphwright.array.triton import expressions, fused
+from graphwright.array.vm.encode.operands import View
 from graphwright.errors import UsageError
 from graphwright.ops import OPS
 from graphwright.program import Builder
@@ -19,7 +21,7 @@ ALLOWED = {"bce_with_logits": 400, "gelu": 4000, "rms_norm": 64}
 
 
 def check(found: dict[str, Any]) -> None:
-    groups = {name: found.pop(name) for name in ("elementwise", "random", "captured")}
+    groups = {name: found.pop(name) for name in ("elementwise", "random", "mixed", "captured")}
     assert set(found) == {*expressions.EXPRESSIONS, *expressions.ROWS}
     for name, worst in found.items():
         assert worst, f"{name} was not generated for any dtype"
@@ -29,6 +31,8 @@ def check(found: dict[str, Any]) -> None:
     assert groups["elementwise"]["groups"] > 5
     for name in ("elementwise", "random"):
         assert groups[name]["distance"] < 5000, name  # of chains of up to 24 ops, some of which cancel
+    for name, (far, count) in groups["mixed"].items():
+        assert (far < 16, count) == (True, 1), name
     edited = groups["captured"]
     assert edited.pop("distance") < 1e-5
     assert edited == {"captures": 3, "groups": [[3], [5], [3]], "state": "captured"}
@@ -72,6 +76,18 @@ def test_text_does_not_depend_on_sizes() -> None:
         return b.build().compile({"x": (rows, cols), "w": (cols,)}, executor="vm").kernel(0)
 
     assert len({text(*size) for size in ((2, 64), (7, 100), (33, 513))}) == 1
+
+
+def test_offsets_of_far_elements_are_64_bits_wide() -> None:
+    def text(step: int) -> str:
+        x, y = View(float32, (2, 8192), (1, step)), View(float32, (2, 8192), (8192, 1))
+        operands = fused.Operand(0, x), fused.Operand(1, y)
+        return fused.kernel((2, 8192), [fused.Member("softmax", {}, operands[1], operands[:1])]).text
+
+    near, far = text(2**18 - 64), text(2**18 + 64)
+    assert "int64" not in near
+    assert "row = tl.program_id(0).to(tl.int64)" in far
+    assert "i1 = tl.arange(0, BLOCK).to(tl.int64)" in far
 
 
 @pytest.mark.triton

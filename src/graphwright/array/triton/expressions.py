@@ -150,12 +150,17 @@ def select(condition: Value, a: Any, b: Any) -> Value:
 
 def maximum(a: Value, b: Any) -> Value:
     """max(a, b), NaN if one of them is."""
-    return a.lines.assign(f"tl.maximum({a.name}, {text(b)}{_nan(a)})", a.kind)
+    return a.lines.assign(f"tl.maximum({a.name}, {_typed(b, a)}{_nan(a)})", a.kind)
 
 
 def minimum(a: Value, b: Any) -> Value:
     """min(a, b), NaN if one of them is."""
-    return a.lines.assign(f"tl.minimum({a.name}, {text(b)}{_nan(a)})", a.kind)
+    return a.lines.assign(f"tl.minimum({a.name}, {_typed(b, a)}{_nan(a)})", a.kind)
+
+
+def _typed(b: Any, a: Value) -> str:
+    """Return the source of b in the dtype of a; Triton's functions would read a number as a float32."""
+    return text(b) if isinstance(b, Value) else a.like(b).name
 
 
 def _nan(a: Value) -> str:
@@ -237,7 +242,7 @@ class Row(NamedTuple):
     """The row that a kernel holds, for ops that depend on all of its entries.
 
     Attributes:
-        inside: name of the mask of the entries that exist.
+        inside: name of the mask of the entries that exist; the others may have any value.
         count: name of their number.
     """
 
@@ -376,7 +381,8 @@ INTEGERS |= {"relu", "clamp", "isinf", "isfinite", "where", "cast", "full_like",
 
 def _rms_norm(ins: Sequence[Value], attrs: Attrs, dtypes: Sequence[DType], row: Row) -> Value:
     x, w = ins
-    mean = x.lines.assign(f"tl.sum({(x * x).name}, 0) / {row.count}", x.kind)
+    square = x.lines.assign(f"tl.where({row.inside}, {(x * x).name}, 0.0)", x.kind)
+    mean = x.lines.assign(f"tl.sum({square.name}, 0) / {row.count}", x.kind)
     unit = x / _sqrt(mean + float(attrs["eps"]))
     if attrs["cast_before_scale"]:
         unit = rounded(unit, dtypes[2])
@@ -389,11 +395,12 @@ def _softmax(ins: Sequence[Value], attrs: Attrs, dtypes: Sequence[DType], row: R
     if len(ins) == 1:
         e = (seen - x.lines.assign(f"tl.max({seen.name}, 0)", x.kind)).call("exp")
         return e / _row_sum(e, x)
-    seen = select(ins[1], seen, -inf)
+    mask = x.lines.assign(f"{row.inside} & {ins[1].name}", "int1")
+    seen = select(mask, seen, -inf)
     top = x.lines.assign(f"tl.max({seen.name}, 0)", x.kind)
-    alone = x.lines.assign(f"tl.max({ins[1].name}.to(tl.int32), 0)", "int32") == 0  # all entries are excluded
+    alone = x.lines.assign(f"tl.max({mask.name}.to(tl.int32), 0)", "int32") == 0  # all entries are excluded
     top = select((top == -inf) & alone, 0.0, top)
-    e = select(ins[1], (seen - top).call("exp"), 0.0)
+    e = select(mask, (seen - top).call("exp"), 0.0)
     total = _row_sum(e, x)
     return e / select(total == 0.0, 1.0, total)
 

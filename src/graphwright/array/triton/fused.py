@@ -138,7 +138,7 @@ class _Writer:
         cast = ".to(tl.int64)" if self.wide else ""
         outer = len(self.layout.sizes)
         if self.rows:
-            lines = [f"row = tl.program_id(0){cast}", f"i{outer} = {block}", f"inside = i{outer} < count"]
+            lines = [f"row = tl.program_id(0){cast}", f"i{outer} = {block}{cast}", f"inside = i{outer} < count"]
             rest = "row"
         elif not outer:
             return [f"i0 = tl.program_id(0){cast} * BLOCK + {block}", "inside = i0 < count"]
@@ -169,22 +169,23 @@ class _Writer:
                 parts.append(f"i{axis} * {name}")
         return " + ".join(parts)
 
+    def single(self, k: int) -> bool:
+        """Return True if a program has one element of operand `k`, the same for its whole block."""
+        strides = self.layout.strides[k]
+        return not any(strides[-1:] if self.rows else strides)
+
     def load(self, operand: Operand) -> Value:
         """Return the value of an operand: the group's own if it has computed it, else loaded."""
         if operand.key in self.values:
             return self.values[operand.key]
         k, kind = self.at[operand.key], HELD[operand.view.dtype]
-        offset = self.offset(k)
-        if offset:
-            value = self.lines.assign(f"tl.load(p{k} + ({offset}), mask=inside, other=0)", str(operand.view.dtype))
-        else:
-            value = self.lines.assign(f"tl.load(p{k})", str(operand.view.dtype))
+        offset, single = self.offset(k), self.single(k)
+        where = f"p{k} + ({offset})" if offset else f"p{k}"
+        value = self.lines.assign(f"tl.load({where}{'' if single else ', mask=inside, other=0'})", kind)
         if operand.view.dtype.is_low:
             value = self.lines.assign(f"{value.name}.to(tl.float32)", kind)
-        value = Value(self.lines, value.name, kind)
-        if not offset:  # a number: every element is it
-            value = self.lines.assign(f"{value.name} + tl.zeros([BLOCK], tl.{kind})" if kind != "int1" else
-                                      f"{value.name} | (tl.zeros([BLOCK], tl.int32) != 0)", kind)  # fmt: skip
+        if single:
+            value = self.lines.assign(f"tl.broadcast_to({value.name}, [BLOCK])", kind)
         self.values[operand.key] = value
         return value
 
@@ -196,6 +197,7 @@ class _Writer:
             value = ROWS[member.op](ins, member.attrs, dtypes, self.row)
         else:
             value = EXPRESSIONS[member.op](ins, member.attrs, dtypes)
+        value = value.to(HELD[dtypes[0]])  # a number that a condition selects is a float32
         self.values[member.out.key] = rounded(value, dtypes[0])
 
     def stores(self, members: Sequence[Member]) -> list[str]:
@@ -203,9 +205,9 @@ class _Writer:
         lines = []
         for key in dict.fromkeys(m.out.key for m in members if not m.out.inner):
             k = self.at[key]
-            offset = self.offset(k)
+            offset = self.offset(k) or "0"
             element = self.memory[k].view.dtype
-            where = f"p{k} + ({offset})" if offset else f"p{k} + tl.zeros([BLOCK], tl.int32)"
+            where = f"p{k} + ({offset}{' + tl.zeros([BLOCK], tl.int32)' if self.single(k) else ''})"
             lines.append(f"tl.store({where}, {_stored(self.values[key], element)}, mask=inside)")
         return lines
 
