@@ -14,6 +14,8 @@ from graphwright.array import Spec, bfloat16, float16, float32, from_numpy
 from graphwright.autograd import Tensor, tensor
 from graphwright.errors import ShapeError
 from graphwright.ops import OPS, call, compute
+from graphwright.plan import Executable
+from graphwright.program import Builder
 from graphwright.testing.gradcheck import check_masks
 from graphwright.testing.oracle import assert_bits, assert_close, strided
 from values import grad_of
@@ -97,6 +99,17 @@ def test_a_query_without_visible_keys_gives_zeros_and_no_gradient(start: int, wi
     theirs = torch_sdpa([torch.from_numpy(np.array(x)) for x in inputs], attrs)
     assert_close(ours, theirs.numpy(), rtol=1e-10, atol=1e-12)
     check_masks(OPS["sdpa"], inputs, attrs, lambda xs, seeds, mask: torch_grads("sdpa", xs, attrs, seeds, mask))
+
+
+def test_a_start_without_a_causal_mask_changes_nothing() -> None:
+    inputs, _ = _case(2, 5, None)
+    b = Builder("all keys")
+    q, k, v = (b.const(name, x) for name, x in zip("qkv", inputs, strict=True))
+    b.output(b.op("sdpa", q, k, v, scale=1.0, causal=False), "plain")
+    start = b.const("start", np.asarray(3))
+    b.output(b.op("sdpa", q, k, v, start, scale=1.0, causal=False, optional=("q_start",)), "started")
+    found = Executable(b.build().compile(executor="aten"), poison=True).run({})  # memory begins as NaN, masks as true
+    assert_bits(found["started"], found["plain"])
 
 
 def test_the_window_counts_the_query_itself() -> None:

@@ -83,8 +83,9 @@ class _Attention:
         if self.start is None:
             self.row = self.first + (keys - queries)
         self.padding = [p.unsqueeze(0) for p in extra["key_mask"]] if "key_mask" in extra else []
-        # without padding and with a known start, query i sees at least its own key, if there are that many keys
-        self.some_blind = bool(extra.keys() - {"sinks"}) or (self.causal and queries > keys)
+        # of a causal mask alone, with a known start, query i sees at least its own key, if there are that many keys
+        late = self.causal and ("q_start" in extra or queries > keys)
+        self.some_blind = late or bool(extra.keys() & {"key_mask", "bias"})
         sinks = extra.get("sinks") if keys else None
         self.sinks = None if sinks is None else sinks.view(-1, 1, 1)
         self.masked = self.causal or "key_mask" in extra
