@@ -143,6 +143,9 @@ def reduce(deep: bool) -> Cases:
     unknown[3] = -inf
     for op in ("amax", "amin"):
         yield f"{op} with NaN", Case(op, [unknown], {"axes": (1,), "keepdims": False})
+        for kind in (torch.int64, torch.int8):
+            ends = torch.tensor([[torch.iinfo(kind).min, 5], [torch.iinfo(kind).max, 5]], dtype=kind)
+            yield f"{op} with the ends of {kind}", Case(op, [ends], {"axes": (1,), "keepdims": False}, key=True)
     for op in ("argmax", "argmin"):
         yield f"{op} with NaN", Case(op, [unknown], {"axis": 1}, wide=())
         yield f"{op} of equal entries", Case(op, [drawn(3, 300).round()], {"axis": 1}, "odd", wide=())
@@ -202,6 +205,7 @@ def attention(deep: bool) -> Cases:
     variants = (
         ("causal", {}), ("all keys", {"causal": False}), ("window", {"window": 7}), ("softcap", {"softcap": 0.8}),
         ("padding", keyed), ("start", {"optional": ("q_start",)}), ("bias", {"optional": ("bias",)}),
+        ("unused start", {"causal": False, "optional": ("q_start",)}),
         ("mask", {"optional": ("bias",), "causal": False}), ("sinks", {"optional": ("sinks",)}),
         ("everything", {"window": 30, "softcap": 1.5, "optional": extra}),
     )  # fmt: skip
@@ -226,6 +230,14 @@ def attention(deep: bool) -> Cases:
         by_cpu("sdpa", [out], wide, attrs)
         ins = [q, k, v, *more, out.to(dtype), drawn(2, heads, queries, dv, dtype=dtype, seed=6)]
         yield f"sdpa_backward {label}", Case("sdpa_backward", ins, attrs, "contiguous", 4 * limit)
+    q, k = drawn(1, 2, 5, 16), drawn(1, 2, 40, 16)
+    q[0, 0, 3, 0] = k[0, 1, 7, 2] = torch.nan
+    rest = [drawn(1, 2, 40, 16), drawn(1, 2, 5, 16, seed=1), drawn(1, 2, 5, 16, seed=2)]
+    for label, ins in (("query", [q, rest[0], *rest]), ("key", [drawn(1, 2, 5, 16), k, *rest])):
+        case = Case("sdpa_backward", ins, {**none, "causal": False}, tolerance=1.2e-5, key=True)
+        yield f"sdpa_backward of a {label} with NaN", case
+    q, k = drawn(1, 1, 40, 16), drawn(1, 1, 40, 16, seed=1)  # scores near 0, of which a softcap loses no digits
+    yield "sdpa with a large softcap", Case("sdpa", [q, k, k], {**none, "scale": 0.01, "softcap": 50.0}, key=True)
     q, k = drawn(2, 2, 5, 16), drawn(2, 2, 0, 16)
     yield "sdpa without keys", Case("sdpa", [q, k, k], none, zero=True)
     yield "sdpa_backward without keys", Case("sdpa_backward", [q, k, k, q, q], none, zero=True)
@@ -304,6 +316,8 @@ def select(deep: bool) -> Cases:
         attrs = {"k": min(k, n), "axis": -1, "largest": largest}
         layout = "odd" if layout == "padded" else layout  # results are contiguous
         yield f"topk {n} {k} {largest} {dtype}", Case("topk", [x], attrs, layout, wide=(), key=n == 130)
+    zeros = torch.tensor([[-0.0, -0.0, -1.0], [0.0, -0.0, -1.0]])
+    yield "topk keeps the sign of 0", Case("topk", [zeros], {"k": 2, "axis": 1, "largest": True}, exact=True, key=True)
     x = drawn(4, 40, 5)
     x[1, 30:33], x[2, 2:], x[3] = torch.nan, inf, -inf
     for axis, largest in ((1, True), (0, False), (2, True)):
@@ -386,6 +400,11 @@ def paged(deep: bool) -> Cases:
         attrs = {"scale": 0.3, "window": window, "softcap": softcap}
         label = f"{queries} {window} {softcap} {sinks} {dtype}"
         yield f"sdpa_paged {label}", Case("sdpa_paged", [q, k, v, table, lengths, *more], attrs, "odd", limit)
+    for dtype, kept in ((F32, BF16), (F16, F32), (BF16, F16)):  # products are in float32
+        q, k = drawn(2, 4, 3, 20, dtype=dtype), drawn(7, 2, 16, 20, dtype=kept)
+        ins = [q, k, k, table[:2], lengths[:2]]
+        attrs = {"scale": 0.3, "window": None, "softcap": None}
+        yield f"sdpa_paged of {dtype} with a cache of {kept}", Case("sdpa_paged", ins, attrs, "odd", 2e-6, key=True)
     for dtype, count in combinations(deep, FLOATS, (1, 17, 0)):
         rows = drawn(3, 2, count, 20, dtype=dtype)
         ins = [drawn(7, 2, 16, 20, dtype=dtype), rows, table, lengths]

@@ -37,7 +37,7 @@ class Case:
         layout: that of operands and results.
         tolerance: largest relative error in float32; None: 1e-6. In float64 it is at most 1e-12; in 16 bits results may
             be 1 ulp off, or this if it is larger than 1e-4.
-        exact: True if results must be equal.
+        exact: True if results must be equal, -0.0 not to 0.0.
         kept: indices of operands that it gets as they are nevertheless.
         key: True if every run checks the case.
         zero: True if the results are 0, for operands that the CPU backend does not get.
@@ -158,7 +158,10 @@ def wrong(case: Case, runs: int) -> str:
 def apart(case: Case, x: torch.Tensor, y: torch.Tensor) -> str:
     """Return "" if x is y to the accuracy of the case, else the difference."""
     if not y.dtype.is_floating_point or case.exact:
-        return "" if torch.equal(x.to(y.dtype), y) else f"{int((x.to(y.dtype) != y).sum())} of {y.numel()} differ"
+        off = x.to(y.dtype) != y
+        if y.dtype.is_floating_point:
+            off = (off & ~(x.isnan() & y.isnan())) | (x.signbit() != y.signbit())
+        return f"{int(off.sum())} of {y.numel()} differ" if bool(off.any()) else ""
     if y.numel() == 0:
         return ""
     a, b = x.double(), y.double()

@@ -1,4 +1,4 @@
-"""Rules for the text of Triton kernels: masks on loads and stores, float32 inside, no atomics, no locks."""
+"""Rules for the text of Triton kernels: masks, float32 inside, grids of one axis, no atomics, no locks."""
 
 from __future__ import annotations
 
@@ -48,6 +48,8 @@ def breaches(source: str, scalars: set[str]) -> list[str]:
             where, name = f"{function.name}, line {call.lineno}", named(call)
             if name in UNSAFE:
                 found.append(f"{where}: {name}")
+            if name == "program_id" and ast.unparse(call.args[0]) != "0":
+                found.append(f"{where}: a second axis of a grid, which has at most 65535 programs")
             masked = any(k.arg == "mask" for k in call.keywords)
             if name in ("load", "store") and not masked and function.name not in scalars:
                 found.append(f"{where}: {name} without a mask")
@@ -77,7 +79,7 @@ def test_the_rules_find_what_they_forbid() -> None:
 def bad(x, out, n):
     a = tl.load(x) + 1
     b = tl.load(x, mask=n > 0)
-    tl.atomic_add(out, a)
+    tl.atomic_add(out, a + tl.program_id(1))
     tl.store(out, a * b)
 """
-    assert len(breaches(source, set())) == 5
+    assert len(breaches(source, set())) == 6

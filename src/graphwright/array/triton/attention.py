@@ -22,7 +22,7 @@ from graphwright.array.spec import Spec
 from graphwright.array.triton.block_attention import product
 from graphwright.array.triton.kernel import ALL_REGISTERS, Launch, compiled, kernel, one_float
 from graphwright.array.triton.launch import padded
-from graphwright.array.triton.rows import multiple, narrow, number, wide
+from graphwright.array.triton.rows import multiple, narrow, number, tanh, wide
 
 LOWEST = tl.constexpr(float("-inf"))
 
@@ -49,7 +49,7 @@ def softcapped(s, softcap, SOFTCAP: tl.constexpr):
     slope = tl.full(s.shape, 1.0, s.dtype)
     if SOFTCAP:
         cap = number(softcap, s)
-        part = 2.0 / (1.0 + tl.exp(-2.0 * (s / cap))) - 1.0
+        part = tanh(s / cap)
         s = part * cap
         slope = 1.0 - part * part
     return s, slope
@@ -200,13 +200,13 @@ def attend_slopes(
         base = tl.where(highest > LOWEST, highest, 0.0)
         total = total * tl.exp(top - base) + tl.sum(tl.exp(s - base[:, None]), 1)
         top = highest
-    sums = tl.where(total > 0, top + tl.log(tl.where(total > 0, total, 1.0)), LOWEST)
+    sums = tl.where(total == 0, LOWEST, top + tl.log(tl.where(total == 0, 1.0, total)))  # NaN stays
     g_tile = load_vectors(grad, rows, value_width, inside, value_width, DV)
     o_tile = load_vectors(out, rows, value_width, inside, value_width, DV)
     subtracted = tl.sum(wide(g_tile) * wide(o_tile), 1)
     tl.store(lse + rows, sums, mask=inside)
     tl.store(less + rows, subtracted, mask=inside)
-    level = tl.where(sums > LOWEST, sums, 0.0)[:, None]
+    level = tl.where(sums == LOWEST, 0.0, sums)[:, None]
     slopes = tl.zeros([ROWS, D], tl.float32)
     for at in range(first, stop, COLUMNS):
         columns = at + tl.arange(0, COLUMNS)
@@ -264,7 +264,7 @@ def key_slopes(
                                CAUSAL, WINDOW, SOFTCAP, PADDING, BIAS, WIDE)  # fmt: skip
             sums = tl.load(lse + rows, mask=inside, other=0.0).to(tl.float32)
             subtracted = tl.load(less + rows, mask=inside, other=0.0).to(tl.float32)
-            p = tl.exp(s - tl.where(sums > LOWEST, sums, 0.0)[:, None])
+            p = tl.exp(s - tl.where(sums == LOWEST, 0.0, sums)[:, None])
             g_tile = load_vectors(grad, rows, value_width, inside, value_width, DV)
             v_total += product(tl.trans(p).to(g_tile.dtype), g_tile, WIDE)
             ds = p * (product(g_tile, tl.trans(v_tile), WIDE) - subtracted[:, None]) * slope
@@ -361,14 +361,19 @@ def _form(q: torch.Tensor, v: torch.Tensor, attrs: Attrs) -> tuple[int, int, boo
     return q.element_size(), max(64, padded(max(q.shape[3], v.shape[3]))), rich
 
 
+def _reach(t: torch.Tensor) -> int:
+    """Return the largest offset of an entry from the first, or stride."""
+    return sum(max(n - 1, 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
+
+
 def _takes(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:
     q, k, v, *rest = ins
     given = dict(zip(attrs["optional"], rest, strict=False))
     tiles = TILES["attend"] if len(outs) == 1 else TILES["attend_slopes"]
     if _form(q, v, attrs) not in tiles or min(q.shape[3], v.shape[3]) == 0:
         return f"no tiles for {q.dtype}, heads of {q.shape[3]} and {v.shape[3]}, and these options"
-    if "bias" in given and (bias := given["bias"]).numel() >= 2**31:
-        return f"a bias of {bias.numel()} entries"
+    if "bias" in given and (reach := _reach(given["bias"])) >= 2**31:
+        return f"a bias whose entries are up to {reach} apart"
     if any(t.shape[-1] > 1 and t.stride(-1) != 1 for t in (q, k, v)):
         return "the entries of a head are not contiguous"
     contiguous = (*outs, *rest[len(given) :], *(t for name, t in given.items() if name != "bias"))

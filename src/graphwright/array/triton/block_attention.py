@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from graphwright.array.formulas.block_attention import FURTHEST
+from graphwright.array.triton.rows import along_two, tanh
 from graphwright.patterns import table as words
 
 ROWS, COLS, SRC, DST = (tl.constexpr(w) for w in (words.ROWS, words.COLS, words.SRC, words.DST))
@@ -108,7 +109,7 @@ def _scores(q, k, table, edge, first, rows, columns, keys, scale, softcap,
     s = product(q, tl.trans(k), WIDE) * scale
     slope = tl.full(s.shape, 1.0, tl.float32) * scale
     if SOFTCAP:
-        part = 2.0 / (1.0 + tl.exp(-2.0 * (s / softcap))) - 1.0  # tanh
+        part = tanh(s / softcap)
         s = part * softcap
         slope = (1.0 - part * part) * scale
     s = _allowed(s, table, edge, first, rows, columns, BLOCK)
@@ -168,6 +169,19 @@ def _edge(table, bucket, step, FIRST: tl.constexpr):
 
 
 @triton.jit
+def _row_blocks(queries, BLOCK: tl.constexpr, START: tl.constexpr):
+    """Return the number of programs of a query head: its query blocks, one more if the first may begin within one."""
+    return tl.cdiv(queries, BLOCK) + (1 if START else 0)
+
+
+@triton.jit
+def _of_rows(queries, BLOCK: tl.constexpr, START: tl.constexpr):
+    """Return which query block, and which pair of N and H, a program has."""
+    first, pair = along_two(_row_blocks(queries, BLOCK, START))
+    return first, pair.to(tl.int64)
+
+
+@triton.jit
 def forward(
     q, k, v, table, gates, start, out, lse, queries, keys, heads, groups, scale, softcap,
     q_n, q_h, q_t, k_n, k_h, k_t, v_n, v_h, v_t,
@@ -175,11 +189,11 @@ def forward(
     GATES: tl.constexpr, INSIDE: tl.constexpr, START: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute out [N, H, Tq, DV] and lse [N, H, Tq], both row-major; a program per (query block, N·H)."""
-    pair = tl.program_id(1).to(tl.int64)
+    first, pair = _of_rows(queries, BLOCK, START)
     n, head = pair // heads, (pair % heads).to(tl.int32)
     group = head // (heads // groups)
     shift = _shift(table, start, START)
-    block = shift // BLOCK + tl.program_id(0)
+    block = shift // BLOCK + first
     rows = block * BLOCK + tl.arange(0, BLOCK)
     tokens = rows - shift
     keys = tl.minimum(keys, _word(table, TK))
@@ -229,11 +243,11 @@ def backward_rows(
 
     out, grad and dq are row-major; a program per (query block, N·H).
     """
-    pair = tl.program_id(1).to(tl.int64)
+    first, pair = _of_rows(queries, BLOCK, START)
     n, head = pair // heads, (pair % heads).to(tl.int32)
     group = head // (heads // groups)
     shift = _shift(table, start, START)
-    block = shift // BLOCK + tl.program_id(0)
+    block = shift // BLOCK + first
     rows = block * BLOCK + tl.arange(0, BLOCK)
     tokens = rows - shift
     present = (tokens >= 0) & (tokens < queries)
@@ -284,11 +298,12 @@ def backward_columns(
 
     The query heads of the group add up in order. `less` is that of `backward_rows`.
     """
-    pair = tl.program_id(1).to(tl.int64)
+    own, pair = along_two(tl.cdiv(keys, BLOCK))
+    pair = pair.to(tl.int64)
     n, group = pair // groups, (pair % groups).to(tl.int32)
     share = heads // groups
     shift = _shift(table, start, START)
-    columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    columns = own * BLOCK + tl.arange(0, BLOCK)
     known = tl.minimum(keys, _word(table, TK))
     k_tile = _tile(k + n * k_n + group * k_h, k_t, columns, known, D, D_PADDED)
     v_tile = _tile(v + n * v_n + group * v_h, v_t, columns, known, DV, DV_PADDED)
@@ -298,8 +313,8 @@ def backward_columns(
         head = group * share + inner
         whole = n * heads + head
         plane = _plane(table, head, heads, groups)
-        there = tl.program_id(0) < _word(table, NK)
-        node = tl.load(_ints(table, COLS) + plane * _word(table, COL_STRIDE) + tl.program_id(0), mask=there, other=0)
+        there = own < _word(table, NK)
+        node = tl.load(_ints(table, COLS) + plane * _word(table, COL_STRIDE) + own, mask=there, other=0)
         left = tl.load(_ints(table, OUT_HEAD + 1) + node, mask=there, other=0)
         bucket = tl.load(_ints(table, OUT_HEAD) + node, mask=left > 0, other=0)
         for step in range(0, left):
@@ -342,11 +357,11 @@ def edge_mass(
     """Compute `mass` [2, N·H, slots] of the edges of rows: the sum (or the largest) over queries of their softmax
     weights, and the number of queries of the row that see a key; a program per (query block, N·H).
     """
-    pair = tl.program_id(1).to(tl.int64)
+    first, pair = _of_rows(queries, BLOCK, START)
     n, head = pair // heads, (pair % heads).to(tl.int32)
     group = head // (heads // groups)
     shift = _shift(table, start, START)
-    block = shift // BLOCK + tl.program_id(0)
+    block = shift // BLOCK + first
     rows = block * BLOCK + tl.arange(0, BLOCK)
     tokens = rows - shift
     present = (tokens >= 0) & (tokens < queries)
@@ -355,7 +370,7 @@ def edge_mass(
     base = tl.load(lse + pair * queries + tokens, mask=present, other=LOWEST)
     seen = tl.sum((base > LOWEST).to(tl.float32), 0)
     k_base = k + n * k_n + group * k_h
-    pairs = tl.num_programs(1).to(tl.int64)
+    pairs = (tl.num_programs(0) // _row_blocks(queries, BLOCK, START)).to(tl.int64)
     bucket, left = _row(table, block, head, heads, groups)
     for step in range(0, left):
         bucket, edge = _edge(table, bucket, step, IN_HEAD)
@@ -386,7 +401,9 @@ def gate_gradients(table, edge_grads, dgates, pairs, slots, edges, gates, GATES:
         at = first + tl.arange(0, EDGES)
         slot = tl.load(_ints(table, GATE) + at, mask=at < edges, other=-1)
         sums = tl.zeros([EDGES], tl.float32)
-        for pair in range(0, pairs):
-            sums += tl.load(edge_grads + pair * slots + at, mask=at < edges, other=0.0)
+        pair_grads = edge_grads + at
+        for _ in range(0, pairs):
+            sums += tl.load(pair_grads, mask=at < edges, other=0.0)
+            pair_grads += slots
         total += tl.sum(tl.where(slot[None, :] == own[:, None], sums[None, :], 0.0), 1)
     tl.store(dgates + own, total.to(dgates.dtype.element_ty), mask=own < gates)

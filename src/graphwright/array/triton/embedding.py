@@ -19,7 +19,7 @@ from graphwright.array.cpu.kernel import Tensors, copy_to_outputs
 from graphwright.array.dtype import int64
 from graphwright.array.spec import Spec
 from graphwright.array.triton.kernel import Launch, compiled, kernel, one_float
-from graphwright.array.triton.rows import multiple, narrow, wide
+from graphwright.array.triton.rows import MOST, along_two, multiple, narrow, wide
 
 ROWS, COLUMNS = 8, 256
 """Tile of a program that copies or adds rows."""
@@ -38,13 +38,14 @@ def _wrapped(index, wrap):
 @compiled
 def take_rows(
     table, ids, out, rows: tl.int64, count: tl.int32, entries: tl.int32, wrap: tl.int32, width: tl.int32,
-    table_lead: tl.int64, table_row: tl.int64, out_row: tl.int64,
+    tiles: tl.int32, table_lead: tl.int64, table_row: tl.int64, out_row: tl.int64,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Copy rows ids[i] of each table [entries, width] to rows i of its result; NaN for an index out of range."""
     width, table_row, out_row = multiple(width, ALIGNED), multiple(table_row, ALIGNED), multiple(out_row, ALIGNED)
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    tile, part = along_two(tiles)
+    row = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = (part * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     present = row < rows
     index = _wrapped(tl.load(ids + row % count, mask=present, other=0).to(tl.int64), wrap)[:, None]
     known = (index >= 0) & (index < entries)
@@ -83,8 +84,9 @@ def put_rows(
     """Write the last row of each index to its row of `out`; arguments as in `add_rows`."""
     width, row_lead, row_step = multiple(width, ALIGNED), multiple(row_lead, ALIGNED), multiple(row_step, ALIGNED)
     out_lead, out_step = multiple(out_lead, ALIGNED), multiple(out_step, ALIGNED)
-    at, lead = tl.program_id(0) // leads, (tl.program_id(0) % leads).to(tl.int64)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    program, part = along_two(count * leads)
+    at, lead = program // leads, (program % leads).to(tl.int64)
+    column = part * COLUMNS + tl.arange(0, COLUMNS)
     index = tl.load(ids + at, mask=at < count, other=0).to(tl.int64)
     after = tl.load(ids + at + 1, mask=at + 1 < count, other=-(2**62))
     row = tl.load(order + at, mask=at < count, other=0).to(tl.int64)
@@ -106,8 +108,9 @@ def add_rows(
     """
     width, row_lead, row_step = multiple(width, ALIGNED), multiple(row_lead, ALIGNED), multiple(row_step, ALIGNED)
     out_lead, out_step = multiple(out_lead, ALIGNED), multiple(out_step, ALIGNED)
-    start, lead = tl.program_id(0) // leads, (tl.program_id(0) % leads).to(tl.int64)
-    column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    program, part = along_two(count * leads)
+    start, lead = program // leads, (program % leads).to(tl.int64)
+    column = (part * COLUMNS + tl.arange(0, COLUMNS))[None, :]
     here = start < count
     index = tl.load(ids + start, mask=here, other=0).to(tl.int64)
     before = tl.load(ids + start - 1, mask=here & (start > 0), other=-(2**62))
@@ -145,8 +148,9 @@ def constants(*steps: int) -> dict[str, Any]:
 def embedding(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Launch:
     (table, ids), out = ins, outs[0]
     count, (entries, width) = ids.numel(), table.shape
-    args = (table, ids, out, count, count, entries, 0, width, 0, table.stride(0), width)
-    return Launch(take_rows, (-(-count // ROWS), -(-width // COLUMNS)), args, constants(width, table.stride(0)))
+    tiles = -(-count // ROWS)
+    args = (table, ids, out, count, count, entries, 0, width, tiles, 0, table.stride(0), width)
+    return Launch(take_rows, (tiles * -(-width // COLUMNS),), args, constants(width, table.stride(0)))
 
 
 def order_scratch(count: int) -> list[Spec]:
@@ -179,7 +183,7 @@ def embedding_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors)
     (grad, ids), (out,), (order, found) = ins, outs, work
     count, (entries, width) = ids.numel(), out.shape
     args = (grad, order, found, out, count, entries, width, 0, width, 0, width, 1)
-    add = Launch(add_rows, (count, -(-width // COLUMNS)), args, constants(width))
+    add = Launch(add_rows, (count * -(-width // COLUMNS),), args, constants(width))
     return [out.zero_, ranked(ids, work), add]
 
 
@@ -190,6 +194,11 @@ class _Indexed(NamedTuple):
     entries: int
     width: int
     count: int
+
+    @property
+    def programs(self) -> int:
+        """Programs that add or write rows."""
+        return self.count * self.lead * -(-self.width // COLUMNS)
 
 
 def _indexed(x: torch.Tensor, ids: torch.Tensor, attrs: Attrs) -> _Indexed:
@@ -214,8 +223,9 @@ def index(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Launch:
     (x, ids), (out,) = map(_raw, ins), map(_raw, outs)
     at = _indexed(x, ids, attrs)
     rows, lead = at.lead * at.count, at.entries * at.width
-    args = (x, ids, out, rows, at.count, at.entries, at.entries, at.width, lead, at.width, at.width)
-    return Launch(take_rows, (-(-rows // ROWS), -(-at.width // COLUMNS)), args, constants(at.width))
+    tiles = -(-rows // ROWS)
+    args = (x, ids, out, rows, at.count, at.entries, at.entries, at.width, tiles, lead, at.width, at.width)
+    return Launch(take_rows, (tiles * -(-at.width // COLUMNS),), args, constants(at.width))
 
 
 def _takes_updates(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:
@@ -227,6 +237,8 @@ def _takes_updates(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:
     at = _indexed(outs[0], ids, attrs)
     if operands[-1].numel() != at.lead * at.count * at.width:
         return "the values are broadcast"
+    if at.programs > MOST:
+        return f"more than {MOST} rows"
     return "" if at.count <= MOST_RANKED else f"more than {MOST_RANKED} indices"
 
 
@@ -236,8 +248,7 @@ def _update(function: Any, values: torch.Tensor, ids: torch.Tensor, out: torch.T
     at, (order, found) = _indexed(out, ids, attrs), work
     args = (values, order, found, out, at.count, at.entries, at.width, at.count * at.width, at.width,
             at.entries * at.width, at.width, at.lead)  # fmt: skip
-    grid = (at.count * at.lead, -(-at.width // COLUMNS))
-    return [ranked(ids, work, at.entries), Launch(function, grid, args, constants(at.width))]
+    return [ranked(ids, work, at.entries), Launch(function, (at.programs,), args, constants(at.width))]
 
 
 def _last_scratch(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:

@@ -22,7 +22,7 @@ from graphwright.array.spec import Spec
 from graphwright.array.triton.block_attention import product
 from graphwright.array.triton.grouped import find_group
 from graphwright.array.triton.kernel import ALL_REGISTERS, Launch, compiled, kernel, one_float
-from graphwright.array.triton.rows import multiple, narrow, wide
+from graphwright.array.triton.rows import along_two, multiple, narrow, tanh, wide
 
 SCANNED = 1024
 """Entries of a choice that a program of `dispatch` reads at once."""
@@ -111,7 +111,7 @@ def _activated(x, ACT: tl.constexpr):
     elif ACT == 1:
         return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
     elif ACT == 2:
-        return 2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0
+        return tanh(x)
     elif ACT == 3:
         return 1.0 / (1.0 + tl.exp(-x))
     elif ACT == 4:
@@ -144,18 +144,19 @@ def _bias(table, expert, experts, which, like, column, there, BIAS: tl.constexpr
 @compiled
 def expert_hidden(
     x, offsets, rows, table, sizes, hidden, pairs: tl.int64, tokens: tl.int64, experts: tl.int32, width: tl.int32,
-    widest: tl.int32, x_row: tl.int64,
+    widest: tl.int32, tiles: tl.int32, x_row: tl.int64,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, KIND: tl.constexpr, ACT: tl.constexpr,
     BIAS: tl.constexpr, ALIGNED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute the hidden layer [pairs, widest] of all runs: a program per (tile of a run, tile of hidden neurons)."""
     width, widest, x_row = multiple(width, ALIGNED), multiple(widest, ALIGNED), multiple(x_row, ALIGNED)
-    expert, first, stop = find_group(offsets, tl.program_id(0), experts, pairs, ROWS)
+    tile, part = along_two(tiles)
+    expert, first, stop = find_group(offsets, tile, experts, pairs, ROWS)
     at = first + tl.arange(0, ROWS)
     present = (at < stop) & (at * 0 + expert < experts)
     token = tl.load(rows + at, mask=present, other=0)
     present = present & (token >= 0) & (token < tokens)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    column = part * COLUMNS + tl.arange(0, COLUMNS)
     size = tl.load(sizes + expert, mask=expert < experts, other=0)
     there = column < size
     up_at = _matrix(table, expert, experts, 2, x, ALIGNED) + column.to(tl.int64)[None, :] * width
@@ -188,15 +189,16 @@ def expert_hidden(
 @compiled
 def expert_results(
     hidden, offsets, table, sizes, out, pairs: tl.int64, experts: tl.int32, width: tl.int32, widest: tl.int32,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, BIAS: tl.constexpr, ALIGNED: tl.constexpr,
-    WIDE: tl.constexpr,
+    tiles: tl.int32, ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, BIAS: tl.constexpr,
+    ALIGNED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Compute the results [pairs, width] of all runs from their hidden layer; programs as in `expert_hidden`."""
     width, widest = multiple(width, ALIGNED), multiple(widest, ALIGNED)
-    expert, first, stop = find_group(offsets, tl.program_id(0), experts, pairs, ROWS)
+    tile, part = along_two(tiles)
+    expert, first, stop = find_group(offsets, tile, experts, pairs, ROWS)
     at = first + tl.arange(0, ROWS)
     present = (at < stop) & (at * 0 + expert < experts)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    column = part * COLUMNS + tl.arange(0, COLUMNS)
     there = column < width
     size = multiple(tl.load(sizes + expert, mask=expert < experts, other=0), ALIGNED)
     down_at = _matrix(table, expert, experts, 4, hidden, ALIGNED) + column.to(tl.int64)[None, :] * size
@@ -226,12 +228,13 @@ def invert_pairs(offsets, pairs, index, count: tl.int64, weights: tl.int64, expe
 @compiled
 def add_pairs(
     results, weights, index, out, tokens: tl.int64, columns: tl.int32, width: tl.int32,
-    TOKENS: tl.constexpr, CHANNELS: tl.constexpr, ALIGNED: tl.constexpr,
+    tiles: tl.int32, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Add weights[pair]·results[index[pair]] of each token, in the order of its pairs; index -1 is none."""
     width = multiple(width, ALIGNED)
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    tile, part = along_two(tiles)
+    token = tile.to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    channel = part * CHANNELS + tl.arange(0, CHANNELS)
     present, there = token < tokens, channel < width
     total = tl.zeros([TOKENS, CHANNELS], tl.float32)
     for k in range(0, columns):
@@ -279,17 +282,18 @@ def expert_mlp(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list
     act = {"KIND": KINDS.index(attrs["kind"]), "ACT": ACTS.index(attrs["act"])}
     half = COLUMNS if x.element_size() == 2 else COLUMNS // 2  # two sums of float32
     tiles, columns, widest = -(-count // ROWS) + experts, weights.shape[1], hidden.shape[1]
-    first = (x, offsets, rows, table, inner, hidden, count, tokens, experts, width, widest, width)
-    second = (hidden, offsets, table, inner, results, count, experts, width, widest)
+    first = (x, offsets, rows, table, inner, hidden, count, tokens, experts, width, widest, tiles, width)
+    second = (hidden, offsets, table, inner, results, count, experts, width, widest, tiles)
     inverse = (offsets, pairs, index, count, weights.numel(), experts)
-    total = (results, weights, index, out, tokens, columns, width)
+    last = -(-tokens // TOKENS)
+    total = (results, weights, index, out, tokens, columns, width, last)
     added = {"TOKENS": TOKENS, "CHANNELS": CHANNELS, "ALIGNED": width % 16 == 0}
     return [
         lambda: index.fill_(-1),
         Launch(invert_pairs, (-(-count // SCANNED),), inverse, {"SCANNED": SCANNED}),
         Launch(
-            expert_hidden, (tiles, -(-widest // half)), first, {**shared, **act, "COLUMNS": half}, 4, 3, ALL_REGISTERS
+            expert_hidden, (tiles * -(-widest // half),), first, {**shared, **act, "COLUMNS": half}, 4, 3, ALL_REGISTERS
         ),
-        Launch(expert_results, (tiles, -(-width // COLUMNS)), second, shared, stages=3),
-        Launch(add_pairs, (-(-tokens // TOKENS), -(-width // CHANNELS)), total, added),
+        Launch(expert_results, (tiles * -(-width // COLUMNS),), second, shared, stages=3),
+        Launch(add_pairs, (last * -(-width // CHANNELS),), total, added),
     ]

@@ -16,7 +16,7 @@ from graphwright.array.backend import Attrs
 from graphwright.array.cpu.kernel import Tensors
 from graphwright.array.triton.block_attention import product
 from graphwright.array.triton.kernel import Launch, compiled, kernel, one_float
-from graphwright.array.triton.rows import multiple, narrow
+from graphwright.array.triton.rows import along_two, multiple, narrow
 
 ROWS, COLUMNS, INNER = 64, 64, 32
 """Tile of a program, and how many terms of its sums it reads at once."""
@@ -48,7 +48,7 @@ def find_group(offsets, tile, groups, rows, ROWS: tl.constexpr):
 @compiled
 def multiply_groups(
     x, w, offsets, out, rows: tl.int64, groups: tl.int32, width: tl.int32, columns: tl.int32,
-    x_row: tl.int64, w_group: tl.int64, w_row: tl.int64, w_column: tl.int64,
+    tiles: tl.int32, x_row: tl.int64, w_group: tl.int64, w_row: tl.int64, w_column: tl.int64,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, ALIGNED: tl.constexpr, ALONG: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -61,9 +61,10 @@ def multiply_groups(
         w_column, w_row = 1, multiple(w_row, ALIGNED)
     else:
         w_row, w_column = 1, multiple(w_column, ALIGNED)
-    group, first, stop = find_group(offsets, tl.program_id(0), groups, rows, ROWS)
+    tile, part = along_two(tiles)
+    group, first, stop = find_group(offsets, tile, groups, rows, ROWS)
     row = first + tl.arange(0, ROWS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    column = part * COLUMNS + tl.arange(0, COLUMNS)
     present, there = row < stop, column < columns
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     x_at = x + row[:, None] * x_row
@@ -88,13 +89,14 @@ def outer_groups(
     """Compute x[rows of g]ᵀ · y[rows of g] of each group, [groups, width, columns]; a program per tile of a group."""
     width, columns = multiple(width, ALIGNED), multiple(columns, ALIGNED)
     x_row, y_row = multiple(x_row, ALIGNED), multiple(y_row, ALIGNED)
-    group, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    program, part = along_two(groups * tiles)
+    group, tile = program // tiles, program % tiles
     start = tl.load(offsets + group, mask=group < groups, other=0)
     stop = tl.load(offsets + group + 1, mask=group < groups, other=0)
     start = tl.minimum(tl.maximum(start, 0), rows)
     stop = tl.minimum(tl.maximum(stop, start), rows)
     own = tile * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    column = part * COLUMNS + tl.arange(0, COLUMNS)
     inside, there = own < width, column < columns
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for at in range(start, stop, INNER):
@@ -132,11 +134,11 @@ def grouped_matmul(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> 
     (groups, width, columns), rows = w.shape, x.shape[0]
     along = w.stride(2) == 1 or columns == 1
     steps = (x.stride(0), *w.stride())
-    args = (x, w, offsets, out, rows, groups, width, columns, *steps)
+    tiles = -(-rows // ROWS) + groups if rows else 0
+    args = (x, w, offsets, out, rows, groups, width, columns, tiles, *steps)
     other = w.stride(1) if along else w.stride(2)
     constants = {**_constants(width, columns, x.stride(0), w.stride(0), other), "ALONG": along}
-    tiles = -(-rows // ROWS) + groups if rows else 0
-    return Launch(multiply_groups, (tiles, -(-columns // COLUMNS)), args, constants, stages=3)
+    return Launch(multiply_groups, (tiles * -(-columns // COLUMNS),), args, constants, stages=3)
 
 
 @kernel("grouped_outer", takes=_takes)
@@ -146,4 +148,4 @@ def grouped_outer(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> L
     tiles = -(-width // ROWS)
     args = (x, y, offsets, out, x.shape[0], groups, width, columns, tiles, *steps)
     constants = _constants(width, columns, *steps)
-    return Launch(outer_groups, (groups * tiles, -(-columns // COLUMNS)), args, constants, stages=3)
+    return Launch(outer_groups, (groups * tiles * -(-columns // COLUMNS),), args, constants, stages=3)

@@ -3,7 +3,7 @@
 `bind` returns launches and other calls. Kernels obey these rules, which tests/array/triton_kernels/test_triton_rules.py
 checks: every load and store of a tile is masked; values are computed in float32, in float64 for float64 operands; no
 atomics, so that equal operands give equal bits; sizes and strides are arguments that no kernel is compiled for, and
-constants only select a layout, a size of tiles or an attribute.
+constants only select a layout, a size of tiles or an attribute; a grid has one axis.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Launch:
 
     Attributes:
         function: the function, from `compiled`.
-        grid: number of programs along up to three axes.
+        grid: number of programs, along one axis.
         args: arguments other than constants, in order.
         constants: values of the `tl.constexpr` arguments.
         warps, stages: warps of a program, and stages of its software pipeline.
@@ -45,7 +45,7 @@ class Launch:
     """
 
     function: Any
-    grid: tuple[int, ...]
+    grid: tuple[int]
     args: tuple[Any, ...]
     constants: Mapping[str, Any] = field(default_factory=dict)
     warps: int = 4

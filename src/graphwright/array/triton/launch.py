@@ -115,12 +115,13 @@ class _Bound:
         self.factors = (float(attrs["scale"]), float(cap or 1.0))
         self.strides = [s for t in (self.q, self.k, self.v) if t is not None for s in t.stride()[:3]]
         block = self.form.block
-        self.rows = (-(-queries // block) + (start is not None), n * heads)
-        self.columns = (-(-keys // block), n * groups)
+        self.rows = (-(-queries // block) + (start is not None)) * n * heads
+        self.columns = -(-keys // block) * n * groups
+        self.pairs = n * heads
 
-    def launch(self, function: Any, grid: tuple[int, ...], args: tuple[Any, ...], constants: dict[str, Any]) -> Launch:
+    def launch(self, function: Any, programs: int, args: tuple[Any, ...], constants: dict[str, Any]) -> Launch:
         """Return the launch of a kernel with the warps and stages of the form."""
-        return Launch(function, grid, args, constants, **self.form.options)
+        return Launch(function, (programs,), args, constants, **self.form.options)
 
     @property
     def gate_values(self) -> torch.Tensor:
@@ -154,8 +155,7 @@ def block_sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors
     (q, k, v, table, *extra), (out, lse, grad) = ins[:-3], ins[-3:]
     b, (dq, dk, dv, *rest) = _Bound(q, k, v, table, extra, attrs), outs
     less = torch.empty_like(lse)
-    pairs = b.rows[1]
-    edge_grads = lse.new_empty(pairs if rest else 1, b.slots if rest else 1)
+    edge_grads = lse.new_empty(b.pairs if rest else 1, b.slots if rest else 1)
     shared = (b.q, b.k, b.v, table, b.gate_values, b.start)
     of_rows = (*shared, out, lse, lse if b.lse_grad is None else b.lse_grad, grad, dq, less, edge_grads, *b.sizes,
                b.slots, *b.factors, *b.strides)  # fmt: skip
@@ -168,7 +168,7 @@ def block_sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors
         *(
             Launch(
                 kernels.gate_gradients, (-(-len(dgates) // GATES),),
-                (table, edge_grads, dgates, pairs, b.slots, b.slots, len(dgates)), {"GATES": GATES, "EDGES": EDGES},
+                (table, edge_grads, dgates, b.pairs, b.slots, b.slots, len(dgates)), {"GATES": GATES, "EDGES": EDGES},
             )
             for dgates in rest
         ),
@@ -181,7 +181,7 @@ def block_mass(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list
     (q, k, table, lse, *extra), (mass,) = ins, outs
     b = _Bound(q, k, None, table, extra, attrs)
     largest, slots = attrs["reduce"] == "max", len(mass)
-    found = lse.new_empty(2, b.rows[1], slots)
+    found = lse.new_empty(2, b.pairs, slots)
     args = (b.q, b.k, table, b.gate_values, b.start, lse, found, *b.sizes, slots, *b.factors, *b.strides)
 
     def reduce() -> None:

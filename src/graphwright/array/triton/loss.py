@@ -11,7 +11,7 @@ import triton.language as tl
 from graphwright.array.backend import Attrs
 from graphwright.array.cpu.kernel import Tensors
 from graphwright.array.triton.kernel import FLOATS, Launch, compiled, kernel
-from graphwright.array.triton.rows import multiple, narrow, number, wide
+from graphwright.array.triton.rows import along_two, multiple, narrow, number, wide
 
 LOWEST = tl.constexpr(float("-inf"))
 WIDTHS = (128, 1024, 4096)
@@ -81,12 +81,13 @@ def cross_entropy_rows(
 
 @compiled
 def cross_entropy_slopes(
-    scores, targets, lse, grad, w, out, classes: tl.int32, ignored: tl.int64, smoothing: tl.float64,
+    scores, targets, lse, grad, w, out, rows: tl.int32, classes: tl.int32, ignored: tl.int64, smoothing: tl.float64,
     COLUMNS: tl.constexpr, WEIGHTED: tl.constexpr, SMOOTH: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Compute g·(softmax(z)·Σq - q) of COLUMNS classes of one row: q = s·w/K, and (1 - s)·w[t] more at the target."""
     count, classes = classes, multiple(classes, ALIGNED)
-    row = tl.program_id(0).to(tl.int64)
+    row, part = along_two(rows)
+    row = row.to(tl.int64)
     here = row >= 0
     level = wide(tl.load(lse + row, mask=here, other=0.0))
     target = tl.load(targets + row, mask=here, other=0)
@@ -99,7 +100,7 @@ def cross_entropy_slopes(
         share = number(smoothing, level)
         own = own * (1.0 - share)
         total = own + g * share * _mean_weight(w, classes, level, COLUMNS, WEIGHTED)
-    at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    at = part * COLUMNS + tl.arange(0, COLUMNS)
     inside = at < classes
     offset = row * classes + at
     slope = tl.exp(wide(tl.load(scores + offset, mask=inside, other=0.0)) - level) * total
@@ -139,8 +140,8 @@ def cross_entropy(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> L
 @kernel("cross_entropy_backward", takes=_takes)
 def cross_entropy_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Launch:
     scores, targets, lse, grad, *weight = ins
-    numbers = (scores.shape[-1], attrs["ignore_index"], attrs["smoothing"])
+    rows, columns = prod(targets.shape), _columns(scores)
+    numbers = (rows, scores.shape[-1], attrs["ignore_index"], attrs["smoothing"])
     args = (scores, targets, lse, grad, (*weight, scores)[0], outs[0], *numbers)
-    columns = _columns(scores)
-    grid = (prod(targets.shape), -(-scores.shape[-1] // columns))
+    grid = (rows * -(-scores.shape[-1] // columns),)
     return Launch(cross_entropy_slopes, grid, args, _constants(scores, weight, attrs), 4 if columns < 4096 else 8)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from triton import knobs
@@ -32,6 +33,15 @@ def _pages(table, sequence, position, there, blocks, block, pages):
     listed = there & (position >= 0) & (column < blocks)
     page = tl.load(table + sequence * blocks + column, mask=listed, other=-1)
     return page, position % block, listed & (page >= 0) & (page < pages)
+
+
+@triton.jit
+def _shared(x, dtype):
+    """Convert an operand of a product to the dtype that holds it and numbers of `dtype`: float32 if they differ."""
+    if x.dtype == dtype:
+        return x
+    else:
+        return x.to(tl.float32)
 
 
 @compiled
@@ -71,7 +81,7 @@ def attend_pages(
         page, offset, known = _pages(table, n, columns, columns < stop, blocks, block, pages)
         page, offset = page.to(tl.int64), offset.to(tl.int64)
         k_tile = load_vectors(k, page * k_page + group * k_h + offset * k_t, 1, known, width, D)
-        s = product(q_tile, tl.trans(k_tile.to(q_tile.dtype)), WIDE)
+        s = product(_shared(q_tile, k_tile.dtype), tl.trans(_shared(k_tile, q_tile.dtype)), WIDE)
         s, _ = softcapped(s * number(scale, s), softcap, SOFTCAP)
         seen = inside[:, None] & (columns[None, :] <= position[:, None])
         if WINDOW:
@@ -83,7 +93,8 @@ def attend_pages(
         kept = tl.exp(top - base)
         total = total * kept + tl.sum(e, 1)
         v_tile = load_vectors(v, page * v_page + group * v_h + offset * v_t, 1, known, value_width, DV)
-        mixed = mixed * kept[:, None] + product(e.to(v_tile.dtype), v_tile, WIDE)
+        values = _shared(v_tile, q_tile.dtype)
+        mixed = mixed * kept[:, None] + product(e.to(values.dtype), values, WIDE)
         top = highest
     result = mixed / tl.where(total == 0, 1.0, total)[:, None]
     rows = (n * groups * share + head) * queries + t
@@ -126,9 +137,14 @@ def append_entries(
     put_vectors(cache, to, 1, there, width, values, PADDED)
 
 
+def _low(q: torch.Tensor, k: torch.Tensor) -> bool:
+    """Return whether products are of 16-bit numbers."""
+    return q.element_size() == 2 and q.dtype == k.dtype
+
+
 def _takes(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:
     q, k, v, *rest = ins
-    if max(q.shape[3], v.shape[3]) > (256 if q.element_size() == 2 else 128) or q.element_size() > 4:
+    if max(q.shape[3], v.shape[3]) > (256 if _low(q, k) else 128) or q.element_size() > 4:
         return f"no kernel for {q.dtype} and heads of {q.shape[3]} and {v.shape[3]}"
     if k.element_size() > 4 or min(q.shape[3], v.shape[3]) == 0:
         return f"no kernel for a cache of {k.dtype}"
@@ -142,7 +158,7 @@ def sdpa_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Laun
     (q, k, v, table, lengths, *sinks), (out,) = ins, outs
     (batch, heads, queries, width), (pages, groups, block, value_width) = q.shape, v.shape
     share = heads // max(groups, 1)
-    low, wide = q.element_size() == 2, max(width, value_width)
+    low, wide = _low(q, k), max(width, value_width)
     large = ROWS if low and wide <= 128 else 32 if low or wide <= 64 else FEW
     rows = FEW if share * queries <= FEW else large
     tiles = -(-share * queries // rows)

@@ -25,6 +25,7 @@ from graphwright.array.triton.rows import (
     SIDEWAYS,
     TILES,
     Rows,
+    along_two,
     multiple,
     narrow,
     rows_along,
@@ -66,6 +67,15 @@ def _larger(a, b):
 
 
 @triton.jit
+def _reversed(x):
+    """Reverse the order of numbers, and undo it: -x of floats, -1 - x of integers, of which the least has no -x."""
+    if x.dtype.is_floating():
+        return -x
+    else:
+        return -1 - x
+
+
+@triton.jit
 def _of_lanes(total, KIND: tl.constexpr):
     """Reduce a tile along its columns, which `keep_dims`."""
     if KIND <= 1:
@@ -84,15 +94,15 @@ def _of_lanes(total, KIND: tl.constexpr):
 
 @compiled
 def reduce_rows(
-    x, out, rows: tl.int32, reduced: tl.int32, inner: tl.int32, blocks: tl.int32, all_rows: tl.int64, each: tl.int32,
-    count: tl.float64, x_outer: tl.int64, x_row: tl.int64, x_far: tl.int64, x_near: tl.int64,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, LAYOUT: tl.constexpr, ALIGNED: tl.constexpr, SPLIT: tl.constexpr,
-    KIND: tl.constexpr, LOWEST: tl.constexpr,
+    x, out, rows: tl.int32, reduced: tl.int32, inner: tl.int32, blocks: tl.int32, programs: tl.int32,
+    all_rows: tl.int64, each: tl.int32, count: tl.float64, x_outer: tl.int64,
+    x_row: tl.int64, x_far: tl.int64, x_near: tl.int64, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    LAYOUT: tl.constexpr, ALIGNED: tl.constexpr, SPLIT: tl.constexpr, KIND: tl.constexpr, LOWEST: tl.constexpr,
 ):  # fmt: skip
     """Reduce entries part·each.. of x [outer, rows, reduced] to out [parts, outer·rows]; a program per (rows, part).
 
-    Entry k is at (k // inner)·x_far + (k % inner)·x_near if SPLIT, else at k·x_near. Extrema and minima are computed
-    of negated values.
+    Entry k is at (k // inner)·x_far + (k % inner)·x_near if SPLIT, else at k·x_near. Minima are the largest of the
+    values in reverse order.
     """
     if LAYOUT == 0:
         reduced, x_row = multiple(reduced, ALIGNED), multiple(x_row, ALIGNED)
@@ -101,8 +111,9 @@ def reduce_rows(
         rows, x_near = multiple(rows, ALIGNED), multiple(x_near, ALIGNED)
         x_row = 1
     x_outer = multiple(x_outer, ALIGNED)
-    outer, row, present = tile_rows(rows, blocks, ROWS)
-    start = tl.program_id(1) * each
+    program, part = along_two(programs)
+    outer, row, present = tile_rows(program, rows, blocks, ROWS)
+    start = part * each
     stop = tl.minimum(start + each, reduced)
     lane = tl.arange(0, COLUMNS)[None, :]
     first_values = exact(tl.load(x + lane + row, mask=(lane < 0) & present, other=0))  # its dtype alone matters
@@ -129,7 +140,7 @@ def reduce_rows(
         elif KIND == 3:
             total = _larger(total, tl.where(inside, values, LOWEST))
         elif KIND == 4:
-            total = _larger(total, tl.where(inside, -values, LOWEST))
+            total = _larger(total, tl.where(inside, _reversed(values), LOWEST))
         elif KIND == 5:
             total = tl.maximum(total, (inside & (values != 0)).to(total.dtype))
         else:
@@ -138,8 +149,8 @@ def reduce_rows(
     if KIND == 1:
         found = found / tl.full([], count, found.dtype)
     if KIND == 4:
-        found = -found
-    at = tl.program_id(1) * all_rows + outer * rows + row
+        found = _reversed(found)
+    at = part * all_rows + outer * rows + row
     tl.store(out + at, narrow(found, out), mask=present)
 
 
@@ -157,7 +168,7 @@ def extremum_index(
     if LAYOUT == 1:
         rows, x_column = multiple(rows, ALIGNED), multiple(x_column, ALIGNED)
         x_row = 1
-    outer, row, present = tile_rows(rows, blocks, ROWS)
+    outer, row, present = tile_rows(tl.program_id(0), rows, blocks, ROWS)
     lane = tl.arange(0, COLUMNS)[None, :]
     base = x + outer * multiple(x_outer, ALIGNED) + row * x_row
     best = exact(tl.load(base + lane.to(tl.int64) * x_column, mask=present & (lane < columns), other=0))
@@ -197,7 +208,7 @@ def cumulative_sum(
         rows, x_column = multiple(rows, ALIGNED), multiple(x_column, ALIGNED)
         out_column = multiple(out_column, ALIGNED)
         x_row, out_row = 1, 1
-    outer, row, present = tile_rows(rows, blocks, ROWS)
+    outer, row, present = tile_rows(tl.program_id(0), rows, blocks, ROWS)
     lane = tl.arange(0, COLUMNS)[None, :]
     x_at, out_at = x + outer * x_outer + row * x_row, out + outer * out_outer + row * out_row
     none = exact(tl.load(x_at + lane, mask=(lane < 0) & present, other=0))
@@ -288,9 +299,9 @@ def _stage(kind: int, x: torch.Tensor, out: torch.Tensor, plan: _Plan, parts: in
     lowest: Any = float("-inf") if x.dtype in FLOATS else -(2**63)
     constants = {"ROWS": tile.rows, "COLUMNS": tile.columns, "LAYOUT": layout, "ALIGNED": aligned, "SPLIT": far > 1,
                  "KIND": kind, "LOWEST": lowest}  # fmt: skip
-    args = (_raw(x), _raw(out), rows, entries, near, blocks, outer * rows, each, float(count), x_outer, x_row, x_far,
-            x_near)  # fmt: skip
-    return Launch(reduce_rows, (outer * blocks, parts), args, constants, tile.warps)
+    args = (_raw(x), _raw(out), rows, entries, near, blocks, outer * blocks, outer * rows, each, float(count), x_outer,
+            x_row, x_far, x_near)  # fmt: skip
+    return Launch(reduce_rows, (outer * blocks * parts,), args, constants, tile.warps)
 
 
 def _reduction(kind: int) -> Bind:

@@ -16,7 +16,8 @@ import triton.language as tl
 
 ALONG, ACROSS, ANY = 0, 1, 2
 """Layouts: the columns are contiguous, or the rows, or neither."""
-MOST = 2**31 - 1
+MOST = 2**31 - 2**16
+"""Most entries along an axis: the number after the last tile is an int32 too."""
 
 
 @triton.jit
@@ -41,6 +42,14 @@ def narrow(value, pointer):
 
 
 @triton.jit
+def tanh(x):
+    """Return tanh of float32: near 0 by its series, where few digits of 2 / (1 + e^-2x) - 1 are left."""
+    square = x * x
+    rest = -1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * (62 / 2835 - square * (1382 / 155925))))
+    return tl.where(tl.abs(x) < 0.35, x + x * square * rest, 2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0)
+
+
+@triton.jit
 def multiple(value, ALIGNED: tl.constexpr):
     """Return `value`; if ALIGNED, the compiler learns that it is divisible by 16."""
     if ALIGNED:
@@ -50,13 +59,22 @@ def multiple(value, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def tile_rows(rows, blocks, ROWS: tl.constexpr):
+def along_two(first):
+    """Return the numbers of a program along two axes, the first of which has `first` programs and runs fastest.
+
+    Grids have one axis, as a GPU's second one has at most 65535 programs.
+    """
+    return tl.program_id(0) % first, tl.program_id(0) // first
+
+
+@triton.jit
+def tile_rows(program, rows, blocks, ROWS: tl.constexpr):
     """Return the index along the axes before the rows, the rows [ROWS, 1] of a program, and which of them exist.
 
-    A program has ROWS of `rows` rows; `blocks` programs have all of them.
+    The program of this number has ROWS of `rows` rows; `blocks` programs have all of them.
     """
-    outer = (tl.program_id(0) // blocks).to(tl.int64)
-    row = (tl.program_id(0) % blocks) * ROWS + tl.arange(0, ROWS)
+    outer = (program // blocks).to(tl.int64)
+    row = (program % blocks) * ROWS + tl.arange(0, ROWS)
     return outer, row.to(tl.int64)[:, None], (row < rows)[:, None]
 
 

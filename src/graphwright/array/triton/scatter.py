@@ -15,7 +15,7 @@ from graphwright.array.backend import Attrs
 from graphwright.array.cpu.kernel import Tensors
 from graphwright.array.triton.kernel import Launch, compiled, kernel, one_float
 from graphwright.array.triton.reduce import exact
-from graphwright.array.triton.rows import narrow
+from graphwright.array.triton.rows import along_two, narrow
 
 BLOCK = 512
 """Entries that a program gathers."""
@@ -43,11 +43,12 @@ def gather_entries(x, index, out, size: tl.int64, entries: tl.int32, indices: tl
 @compiled
 def scatter_entries(
     x, index, values, out, lines: tl.int32, entries: tl.int32, indices: tl.int32, inner: tl.int32,
-    LINES: tl.constexpr, OWN: tl.constexpr, BASE: tl.constexpr, ADD: tl.constexpr,
+    tiles: tl.int32, LINES: tl.constexpr, OWN: tl.constexpr, BASE: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Add values [outer, indices, inner] to entries of x (0 without BASE), or replace those, by index in each line."""
-    line = tl.program_id(0) * LINES + tl.arange(0, LINES)
-    own = (tl.program_id(1) * OWN + tl.arange(0, OWN))[None, :]
+    tile, part = along_two(tiles)
+    line = tile * LINES + tl.arange(0, LINES)
+    own = (part * OWN + tl.arange(0, OWN))[None, :]
     present = line < lines
     outer, i = (line // inner).to(tl.int64), (line % inner).to(tl.int64)
     at = (outer[:, None] * entries + own) * inner + i[:, None]
@@ -120,9 +121,10 @@ def _scattered(x: torch.Tensor | None, index: torch.Tensor, values: torch.Tensor
                add: bool) -> Launch:  # fmt: skip
     a = _known(_lines(out, index, attrs))
     lines = a.outer * a.inner
+    tiles = -(-lines // LINES)
     constants: dict[str, Any] = {"LINES": LINES, "OWN": OWN, "BASE": x is not None, "ADD": add}
-    args = (out if x is None else x, index, values, out, lines, a.entries, a.indices, max(a.inner, 1))
-    return Launch(scatter_entries, (-(-lines // LINES), -(-a.entries // OWN)), args, constants)
+    args = (out if x is None else x, index, values, out, lines, a.entries, a.indices, max(a.inner, 1), tiles)
+    return Launch(scatter_entries, (tiles * -(-a.entries // OWN),), args, constants)
 
 
 @kernel("scatter_sum", takes=_takes)

@@ -39,6 +39,7 @@ def select_rows(
         keys = entries
     else:
         keys = -entries
+    bits = entries.to(tl.int64 if entries.dtype == tl.float64 else tl.int32, bitcast=True)
     left = lane + tl.zeros([ROWS, COLUMNS], tl.int32) < columns
     for step in range(0, k):
         numbers = left & (unknown == 0)
@@ -52,7 +53,7 @@ def select_rows(
             best = (others & left) | best
         column = tl.min(tl.where(best, lane, COLUMNS), 1, keep_dims=True)
         chosen = lane == column
-        value = tl.sum(tl.where(chosen, entries, 0.0), 1, keep_dims=True)
+        value = tl.sum(tl.where(chosen, bits, 0), 1, keep_dims=True).to(entries.dtype, bitcast=True)  # -0.0 too
         to = (outer * k + step) * inner + within
         tl.store(values + to, narrow(value, values), mask=present)
         tl.store(indices + to, column.to(tl.int64), mask=present)

@@ -43,7 +43,7 @@ def softmax_rows(
         out_column = multiple(out_column, ALIGNED)
         x_row, out_row = 1, 1
     x_outer, out_outer = multiple(x_outer, ALIGNED), multiple(out_outer, ALIGNED)
-    outer, row, present = tile_rows(rows, blocks, ROWS)
+    outer, row, present = tile_rows(tl.program_id(0), rows, blocks, ROWS)
     x_at, out_at = outer * x_outer + row * x_row, outer * out_outer + row * out_row
     mask_at = outer * mask_outer + row * mask_row
     column = tl.arange(0, COLUMNS)[None, :]
