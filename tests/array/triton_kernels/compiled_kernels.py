@@ -45,8 +45,29 @@ def use(launch: Launch, capability: int) -> dict[str, object]:
     return {"spills": made.spills, "atomics": made.atomics, "shared": made.shared, "elf": made.cubin[:4] == b"\x7fELF"}
 
 
+def refused() -> dict[str, str]:
+    """Return why kernels refuse operands whose offsets or programs int32 cannot number."""
+
+    def absent(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    q, k, attend = absent(1, 1, 2**16, 64), absent(1, 1, 64, 64), {**kernel_cases.ATTEND, "optional": ("bias",)}
+    bias = absent(1, 1, 2**16, 2**16, dtype=torch.bool)
+    x, ids = absent(2**16, 2**15), absent(2**15, dtype=torch.int64)
+    return {
+        name: table()[op].takes([x if op == "index_add" else q], ins, attrs)
+        for name, op, ins, attrs in (
+            ("part of a large bias", "sdpa", [q, k, k, bias[..., :64]], attend),
+            ("part of a bias", "sdpa", [k, k, k, bias[..., :64, :64]], attend),
+            ("many rows", "index_add", [x, x, ids], {"axis": 1}),
+            ("rows", "index_add", [x, x[:, :64].contiguous(), ids[:64]], {"axis": 1}),
+        )
+    }  # fmt: skip
+
+
 if __name__ == "__main__":
     show("ops", sorted(table()))
+    show("refused", refused())
     shapes: dict[str, Callable[[int], Case]] = kernel_cases.SHAPES
     for name, of in shapes.items():
         show(f"forms of {name}", len(forms(of(n) for n in range(101, 121))))

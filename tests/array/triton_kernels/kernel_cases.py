@@ -429,13 +429,13 @@ def ids(*shape: int) -> torch.Tensor:
 _SUM = {"axes": (1,), "keepdims": False}
 _RMS = {"eps": 1e-5, "unit_offset": False, "cast_before_scale": True}
 _ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False, "maximize": False}
-_ATTEND = {"scale": 1.0, "causal": True, "window": None, "softcap": None, "optional": ()}
+ATTEND = {"scale": 1.0, "causal": True, "window": None, "softcap": None, "optional": ()}
 SHAPES: dict[str, Callable[[int], Case]] = {
     "softmax": lambda n: Case("softmax", [drawn(n, n)], {"axis": -1}),
     "rms_norm": lambda n: Case("rms_norm", [drawn(n, n), drawn(n)], _RMS),
     "layer_norm": lambda n: Case("layer_norm", [drawn(n, n), drawn(n)], {"rank": 1, "eps": 1e-5}),
     "rope": lambda n: Case("rope", [drawn(1, n, n, 128), *[drawn(1, n, 64)] * 2], {"style": "half"}),
-    "sdpa": lambda n: Case("sdpa", [drawn(1, n, n, 64), *[drawn(1, 1, n, 64)] * 2], _ATTEND),
+    "sdpa": lambda n: Case("sdpa", [drawn(1, n, n, 64), *[drawn(1, 1, n, 64)] * 2], ATTEND),
     "cross_entropy": lambda n: Case("cross_entropy", [drawn(n, n), ids(n)], {"ignore_index": -1, "smoothing": 0.0}),
     "embedding": lambda n: Case("embedding", [drawn(n, n), ids(n)], {}),
     "embedding_backward": lambda n: Case("embedding_backward", [drawn(n, n), ids(n)], {"rows": n}),

@@ -71,6 +71,8 @@ def check_compiled(found: dict[str, Any]) -> int:
 def test_kernels_compile_for_a_gpu_that_is_not_there_and_20_shapes_share_their_code(tmp_path: Path) -> None:
     found = facts(FOLDER / "compiled_kernels.py", tmp_path)
     assert OTHERS - {*found["ops"]} == OTHERS - WRITTEN
+    refused = found.pop("refused")
+    assert {name for name, why in refused.items() if why} == {"part of a large bias", "many rows"}, refused
     assert check_compiled(found) >= 2
     counts = {name: count for name, count in found.items() if name.startswith("forms of ")}
     assert len(counts) >= 15
@@ -82,7 +84,9 @@ def test_kernels_compile_for_a_gpu_that_is_not_there_and_20_shapes_share_their_c
 @pytest.mark.deep
 @pytest.mark.timeout(3600)
 def test_kernels_of_all_cases_compile_without_spills_and_atomics(tmp_path: Path) -> None:
-    assert check_compiled(facts(FOLDER / "compiled_kernels.py", tmp_path, "deep")) > 3 * 60
+    found = facts(FOLDER / "compiled_kernels.py", tmp_path, "deep")
+    del found["refused"]
+    assert check_compiled(found) > 3 * 60
 
 
 @pytest.mark.deep

@@ -328,7 +328,10 @@ class _Bound:
         self.sizes = (queries, self.keys, groups, share, width, value_width)
         cap, window = attrs["softcap"], attrs["window"] if attrs["causal"] else None
         strides = [s for t in ins[:3] for s in t.stride()[:3]]
-        of_bias = (0, 0, 0, 0) if bias is None else bias.expand(batch, heads, queries, self.keys).stride()
+        of_bias = [0] * 4
+        if bias is not None:
+            spread = bias.expand(batch, heads, queries, self.keys)
+            of_bias = [step if n > 1 else 0 for n, step in zip(spread.shape, spread.stride(), strict=True)]
         self.numbers = (window or 0, attrs["scale"], 1.0 if cap is None else cap, *strides, *of_bias)
         self.form = _form(self.q, self.v, attrs)
         self.constants: dict[str, Any] = {
@@ -362,8 +365,8 @@ def _form(q: torch.Tensor, v: torch.Tensor, attrs: Attrs) -> tuple[int, int, boo
 
 
 def _reach(t: torch.Tensor) -> int:
-    """Return the largest offset of an entry from the first, or stride."""
-    return sum(max(n - 1, 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
+    """Return the largest offset of an entry from the first."""
+    return sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
 
 
 def _takes(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:
