@@ -280,7 +280,7 @@ def expert_mlp(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list
     shared: dict[str, Any] = {"ROWS": ROWS, "COLUMNS": COLUMNS, "INNER": INNER, "BIAS": attrs["bias"],
                               "ALIGNED": aligned, "WIDE": knobs.runtime.interpret}  # fmt: skip
     act = {"KIND": KINDS.index(attrs["kind"]), "ACT": ACTS.index(attrs["act"])}
-    half = COLUMNS if x.element_size() == 2 else COLUMNS // 2  # two sums of float32
+    half = COLUMNS if x.element_size() == 2 and aligned else COLUMNS // 2  # two sums; more addresses if not aligned
     tiles, columns, widest = -(-count // ROWS) + experts, weights.shape[1], hidden.shape[1]
     first = (x, offsets, rows, table, inner, hidden, count, tokens, experts, width, widest, tiles, width)
     second = (hidden, offsets, table, inner, results, count, experts, width, widest, tiles)
