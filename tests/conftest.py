@@ -76,6 +76,15 @@ def native_code() -> None:
         assert planner.wait(), planner.why
 
 
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Any]:
+    """One pool of two workers for all tests of a process: a worker costs the start of a Python, and of torch."""
+    from graphwright import workers
+
+    with workers.Processes(2, timeout=100) as made:
+        yield made
+
+
 @pytest.fixture
 def no_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans run on ATen, and the planner's loops as Python."""

@@ -107,7 +107,7 @@ class Command:
         def run(**given):
             def call() -> Output | None:
                 if given["threads"] and "threads" not in known:
-                    from graphwright.array.cpu import set_num_threads
+                    from graphwright.array.threads import set_num_threads
 
                     set_num_threads(given["threads"])
                 kept = {name: given[name] for name in known if name in given}

@@ -13,10 +13,10 @@ from graphwright.evolve.errors import RegistryConflict, ResumeMismatch, TaskErro
 from graphwright.evolve.layers.engine import LayerEvolution
 from graphwright.evolve.neurons.engine import NeuronEvolution
 from graphwright.evolve.neurons.island_run import IslandEvolution
-from graphwright.evolve.run import Workers
 from graphwright.evolve.settings import NEAT, Islands, Layers, SavedSettings
 from graphwright.files import StrPath
 from graphwright.program import Program, load
+from graphwright.workers import Workers
 
 
 class scalar(NamedTuple):

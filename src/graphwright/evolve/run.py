@@ -22,7 +22,8 @@ from graphwright.files import StrPath, atomic_directory
 from graphwright.progress import Progress, ProgressCallback
 from graphwright.report import Report
 from graphwright.settings import Range
-from graphwright.workers import Failed, Pool, WorkerError, pool_of
+from graphwright.workers import Pool, Workers, pool_of
+from graphwright.workers.complete import arrive
 
 
 @dataclass(slots=True)
@@ -53,10 +54,6 @@ class Counters:
         self.evaluations += evaluations
         self.forward += cost.passes
         self.environment += cost.seconds
-
-
-Workers = int | str | Pool | None
-"""The argument `workers` of runs: see `workers.pool_of`; None for no workers."""
 
 
 class EvolutionRun(ABC):
@@ -138,10 +135,7 @@ class EvolutionRun(ABC):
         Raises: UsageError if they cannot load the task; WorkerError if all of them end while they do.
         """
         if self.pool is not None and self._sends:
-            found = self.pool.map(_arrived, range(self.pool.size), self._shared)
-            lost = [one.reason for one in found if isinstance(one, Failed)]
-            if lost and len(lost) == len(found):
-                raise WorkerError("no worker can load the task", where=self.task.name, got=lost[0])
+            arrive(self.pool, self._shared, self.task.name)
 
     def _save(self, directory: StrPath, keep: int) -> int:
         """Save the run after rotating older states; return the number of saved generations."""
@@ -207,10 +201,6 @@ class EvolutionRun(ABC):
 
     @abstractmethod
     def _progress(self, generations: int | None, evaluations: int | None) -> Progress: ...
-
-
-def _arrived(shared: Any, number: int) -> None:
-    """Do nothing, in a worker, which has loaded what the run shares."""
 
 
 class EvolutionResult(Report, ABC):

@@ -13,10 +13,11 @@ import numpy as np
 from graphwright.arguments import checked
 from graphwright.errors import UsageError
 from graphwright.evolve.evolution import Evolution, blocks, scalar
-from graphwright.evolve.run import Workers, same_cases
+from graphwright.evolve.run import same_cases
 from graphwright.progress import Progress, ProgressCallback
 from graphwright.report import Report, plain
-from graphwright.workers import Failed, WorkerError, pool_of
+from graphwright.workers import Failed, WorkerError, Workers
+from graphwright.workers.choice import opened
 
 _Z = 1.959963984540054  # half-width of the two-sided 95 % interval of a normal distribution
 _FIGURES = (
@@ -174,12 +175,9 @@ def over_seeds(
         for k, seed in enumerate(numbers):
             each(k, _one_run(sweep, seed))
         return Seeds(tuple(ended))
-    pool = pool_of(workers)
-    try:
+    with opened(workers) as pool:
+        assert pool is not None
         return Seeds(tuple(pool.map(_one_run, numbers, sweep, each=each)))
-    finally:
-        if pool is not workers:
-            pool.close()
 
 
 def _number(value: Any) -> float:

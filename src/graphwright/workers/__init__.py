@@ -7,10 +7,10 @@
 
 from __future__ import annotations
 
-from graphwright.workers.choice import pool_of
+from graphwright.workers.choice import Workers, pool_of
 from graphwright.workers.cluster import RayPool
 from graphwright.workers.messages import WorkerError
 from graphwright.workers.pool import Failed, Pool
 from graphwright.workers.processes import Processes
 
-__all__ = ["Failed", "Pool", "Processes", "RayPool", "WorkerError", "pool_of"]
+__all__ = ["Failed", "Pool", "Processes", "RayPool", "WorkerError", "Workers", "pool_of"]

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from graphwright.errors import UsageError, shown
 from graphwright.workers.cluster import RayPool
 from graphwright.workers.pool import Pool
 from graphwright.workers.processes import Processes
+
+Workers = int | str | Pool | None
+"""The argument `workers` of functions: see `pool_of`; None for no workers."""
+
+
+@contextmanager
+def opened(workers: Workers) -> Iterator[Pool | None]:
+    """Yield the pool of the argument `workers`, or None; close it after the body unless it was given as a pool."""
+    pool = None if workers is None else pool_of(workers)
+    try:
+        yield pool
+    finally:
+        if pool is not None and pool is not workers:
+            pool.close()
 
 
 def pool_of(workers: int | str | Pool) -> Pool:

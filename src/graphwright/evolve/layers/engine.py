@@ -24,7 +24,7 @@ from graphwright.evolve.layers.trial import Newborn, Outcome, Trainer
 from graphwright.evolve.mutations.registry import MUTATIONS, MutationKind, name_parts, parts
 from graphwright.evolve.mutations.sizes import widths
 from graphwright.evolve.pareto import crowding, fronts, survivors
-from graphwright.evolve.run import EvolutionResult, EvolutionRun, Workers, cost, same_cases
+from graphwright.evolve.run import EvolutionResult, EvolutionRun, cost, same_cases
 from graphwright.evolve.saving import layer_content
 from graphwright.evolve.settings import Layers
 from graphwright.evolve.tasks.losses import LOSSES
@@ -32,6 +32,7 @@ from graphwright.evolve.tasks.task import Task
 from graphwright.program import Program, Transaction, replay
 from graphwright.program.cost import flops, parameters
 from graphwright.progress import Progress
+from graphwright.workers import Workers
 
 _DRAW, _APPLY = 0, 1  # purposes of random streams; 2 is that of training, see `trial`
 _MIN_GAIN = 1e-6

@@ -6,20 +6,20 @@ own. Both ways call `Trainer.trial`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from graphwright.array import from_numpy, get_num_threads, set_num_threads
+from graphwright.array.threads import using_threads
 from graphwright.errors import GraphwrightError
 from graphwright.evolve.layers import train
 from graphwright.evolve.layers.candidate import Moments, TrainingGenes
 from graphwright.evolve.settings import Layers
 from graphwright.evolve.tasks.task import Task
+from graphwright.plan.planning.native import wait_for_native_code
 from graphwright.program import Program
-from graphwright.program.files.sending import Bits, bits_of
+from graphwright.program.files.sending import Bits, array_of, bits_of
 from graphwright.workers import Failed, Pool
 
 _TRAIN = 2  # purpose of the random streams of batches
@@ -69,16 +69,16 @@ class Trainer:
 
     def trials(self, born: Sequence[Newborn], pool: Pool | None) -> list[Outcome]:
         """Train all programs in place and score them, by the workers of `pool` if there is one."""
-        _native()
+        wait_for_native_code()
         if pool is None:
-            with _threads(self.threads):
+            with using_threads(self.threads):
                 return [self.trial(one) for one in born]
         found = []
         for one, outcome in zip(born, pool.map(_in_worker, born, self), strict=True):
             if isinstance(outcome, Failed):
                 outcome = Outcome(None, float("inf"), outcome.reason)
             elif outcome.metric is not None and self.settings.steps:
-                weights = {key: from_numpy(bits, bits=kind) for key, (bits, kind) in outcome.weights.items()}
+                weights = {key: array_of(bits) for key, bits in outcome.weights.items()}
                 train.adopt(one.program, weights, self.settings.steps)
             found.append(outcome)
         return found
@@ -100,28 +100,8 @@ class Trainer:
 
 
 def _in_worker(trainer: Trainer, one: Newborn) -> Outcome:
-    with _threads(trainer.threads):
+    with using_threads(trainer.threads):
         outcome = trainer.trial(one)
     if outcome.metric is not None:
         outcome.weights.update((key, bits_of(one.program.weights.array(key))) for key in one.program.weights)
     return outcome
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Run the body with a number of threads per op: sums of many numbers depend on it in their last bits."""
-    before = get_num_threads()
-    set_num_threads(count)
-    try:
-        yield
-    finally:
-        set_num_threads(before)
-
-
-def _native() -> None:
-    """Wait for native code: a plan that is made before runs on ATen, whose last bits differ."""
-    from graphwright.array.vm.machine import part as vm
-    from graphwright.plan.planning.native import part as planner
-
-    vm.wait()
-    planner.wait()

@@ -20,13 +20,14 @@ from graphwright.evolve.neurons.lineage import Birth, IndividualKey, Lineage, Ma
 from graphwright.evolve.neurons.program import edited_genome, founder, inherited, numbered, untrained
 from graphwright.evolve.neurons.scoring import MIN_SECONDS, Scorer
 from graphwright.evolve.neurons.species import Breeder, Species, founding
-from graphwright.evolve.run import EvolutionResult, EvolutionRun, Workers, cost, same_cases
+from graphwright.evolve.run import EvolutionResult, EvolutionRun, cost, same_cases
 from graphwright.evolve.saving import neuron_content
 from graphwright.evolve.settings import NEAT
 from graphwright.evolve.tasks.task import Population, Scores, Task
 from graphwright.program import Program, Transaction
 from graphwright.program.cost import flops
 from graphwright.progress import Progress
+from graphwright.workers import Workers
 
 _STATE = ("genes", "registry", "births", "species", "fitness", "metric", "best", "solution", "_shown", "_trained",
           "generation", "gained", "warned", "counters", "failures")  # fmt: skip

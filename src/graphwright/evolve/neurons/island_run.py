@@ -17,11 +17,11 @@ from graphwright.errors import UsageError
 from graphwright.evolve.errors import Status
 from graphwright.evolve.neurons.engine import Individual, NeuronEvolution, Result
 from graphwright.evolve.neurons.lineage import Lineage
-from graphwright.evolve.run import Counters, EvolutionResult, EvolutionRun, Workers
+from graphwright.evolve.run import Counters, EvolutionResult, EvolutionRun
 from graphwright.evolve.saving import island_content
 from graphwright.evolve.settings import NEAT, Islands
 from graphwright.progress import Progress
-from graphwright.workers import Failed
+from graphwright.workers import Failed, Workers
 
 _ISLAND = 7  # purpose of the stream that gives islands their seeds
 

@@ -64,3 +64,11 @@ def _marker() -> Path:
 
 
 part = Part("the planner's loops", f"{__name__}:part", build, _marker)
+
+
+def wait_for_native_code() -> None:
+    """Wait until the native code of plans is built: plans that are made before run on ATen, whose last bits differ."""
+    from graphwright.array.vm.machine import part as vm
+
+    vm.wait()
+    part.wait()

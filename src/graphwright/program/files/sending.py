@@ -51,6 +51,11 @@ def bits_of(array: NDArray) -> Bits:
     return np.ascontiguousarray(array.to_numpy(bits=True)).reshape(array.shape), array.dtype
 
 
+def array_of(bits: Bits) -> NDArray:
+    """Return an array with the given bits and dtype."""
+    return from_numpy(bits[0], bits=bits[1], copy=True)
+
+
 class _Arrays:
     """The weights of a message as a `TensorSource`."""
 
@@ -61,8 +66,7 @@ class _Arrays:
         return self._arrays.keys()
 
     def weight(self, key: str, row: dict[str, Any]) -> NDArray:
-        bits, kind = self._arrays[key]
-        return from_numpy(bits, bits=kind, copy=True)
+        return array_of(self._arrays[key])
 
     def pattern(self, key: str, form: Mapping[str, Any]) -> Pattern:
         return read_pattern(form)
