@@ -142,6 +142,9 @@ class SkipTeacher:
         candidates.build(self.program, self.planted)
         self._plans: dict[int, Any] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_plans": {}}  # plans cannot be sent to workers
+
     def batch(self, rng: np.random.Generator, n: int = 128) -> dict[str, np.ndarray]:
         """Return `n` fresh inputs `x`, and as `t1`, `t2`, ... the outputs of the teacher's shown blocks."""
         x = rng.normal(size=(n, CHAIN)).astype("f4")

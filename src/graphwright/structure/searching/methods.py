@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import log
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, log
+from typing import ClassVar, TypeVar
 from warnings import warn
 
 import numpy as np
 
 from graphwright.array.formulas.activations import sigmoid
-from graphwright.autograd import Tensor, as_tensor, no_grad
+from graphwright.autograd import Tensor
 from graphwright.errors import UsageError
-from graphwright.optim.lr_scheduler import CosineAnnealingLR
 from graphwright.program import Program
 from graphwright.program.cost import parameters
 from graphwright.program.editing.journal import Journal
-from graphwright.progress import Progress, ProgressCallback
+from graphwright.progress import ProgressCallback
 from graphwright.report import Report
 from graphwright.settings import Range
 from graphwright.structure.elements import Element
@@ -26,105 +25,15 @@ from graphwright.structure.losses import Terms
 from graphwright.structure.optimizer import JointOptimizer
 from graphwright.structure.policy import gains
 from graphwright.structure.searching.candidates import CandidateGates, Candidates, Ops, Skips
-
-Batch = Mapping[str, Any]
-Batches = Callable[[np.random.Generator], Batch]
-
-
-@dataclass(slots=True)
-class Trials:
-    """The state of an architecture search with one method.
-
-    Attributes:
-        start: the program before the search; never changed.
-        seed: seed of batches; all structures are trained on the same batches.
-        lr: learning rate of Adam on the weights, with cosine decay to a twentieth.
-        spent: training steps so far; curve: a pair (steps, validation loss) for each scored structure.
-        candidates, train, valid, task, budget: see `search`.
-    """
-
-    start: Program
-    candidates: Candidates
-    train: Batches
-    valid: Batch
-    task: Task
-    budget: int
-    seed: int
-    lr: float
-    progress: ProgressCallback | None = None
-    spent: int = 0
-    curve: list[tuple[int, float]] = field(default_factory=list)
-
-    def rng(self, purpose: int) -> np.random.Generator:
-        """Return a new random generator for one purpose; the same seed and purpose give the same numbers."""
-        return np.random.Generator(np.random.Philox(key=[self.seed, purpose]))
-
-    def structure(self, chosen: Collection[str]) -> Program:
-        """Return a fork of the start program, with its initial weights, to which chosen candidates are added."""
-        p = self.start.fork()
-        self.candidates.build(p, chosen)
-        return p
-
-    def fit(self, p: Program, steps: int, purpose: int = 0) -> Program:
-        """Train a program in place for `steps` of the budget, on batches drawn by `rng(purpose)`, and return it."""
-        if steps <= 0:
-            return p
-        view = DifferentiableGraph(p, seed=self.seed)
-        opt = JointOptimizer(view, self.task, params=self.lr, mode="params")
-        if opt.weights is None:
-            raise UsageError("the program has no weights to train", where=p.name)
-        self.drive(opt, steps, purpose)
-        return p
-
-    def drive(self, opt: JointOptimizer, steps: int, purpose: int, valid: int | None = None) -> None:
-        """Run an optimizer for some steps of the budget, with cosine decay of the weights' learning rate.
-
-        Args:
-            purpose: purpose of the random generator that draws batches; see `rng`.
-            valid: purpose for second batches, if the optimizer takes two batches per step; a step then counts twice.
-        """
-        assert opt.weights is not None
-        schedule = CosineAnnealingLR(opt.weights, steps, eta_min=self.lr / 20)
-        rng, other = self.rng(purpose), None if valid is None else self.rng(valid)
-        for _ in range(steps):
-            opt.step(self.train(rng), None if other is None else self.train(other))
-            schedule.step()
-        self.spent += steps if other is None else 2 * steps
-        if self.progress is not None:
-            facts = {"loss": self.curve[-1][1]} if self.curve else {}
-            self.progress(Progress("search", min(self.spent, self.budget), self.budget, facts))
-
-    def score(self, p: Program) -> float:
-        """Return the task's loss on the validation batch, and append it to the curve."""
-        with no_grad():
-            feeds = {n: as_tensor(v) for n, v in self.valid.items()}
-            found = DifferentiableGraph(p, seed=self.seed).evaluate(feeds, self.task)[0].item()
-        self.curve.append((self.spent, found))
-        return found
-
-    def outcome(self, chosen: tuple[str, ...], steps: int | None = None) -> SearchOutcome:
-        """Build a structure, train it (by default for all remaining steps), and score it."""
-        made = self.fit(self.structure(chosen), self.left if steps is None else steps)
-        return SearchOutcome(chosen, made, self.score(made))
-
-    @property
-    def left(self) -> int:
-        """The remaining steps of the budget."""
-        return self.budget - self.spent
-
-
-@dataclass(frozen=True, slots=True)
-class SearchOutcome:
-    """The result of one method: names of the chosen candidates, trained program, validation loss."""
-
-    chosen: tuple[str, ...]
-    program: Program
-    loss: float
-
+from graphwright.structure.searching.trials import Batch, Batches, SameBatch, SearchOutcome, Team, Trials
+from graphwright.workers import Failed, WorkerError, Workers
+from graphwright.workers.choice import opened
 
 Method = Callable[[Trials], SearchOutcome]
 M = TypeVar("M", bound=Method)
 METHODS: dict[str, Method] = {}
+_WHOLE: set[str] = set()
+"""Names of the methods that one worker runs as a whole."""
 _GATES, _GROW, _DRAWS, _EVOLVE, _SOFTMAX, _SOFTMAX_VALID = range(1, 7)  # purposes of random streams
 _PENALTY, _WITH_WEIGHTS = 0.05, 3.0
 """Penalty of a candidate as a share of the task's loss, and its factor for candidates with weights, which overfit more.
@@ -135,11 +44,18 @@ at probability 0.45 with factor 1 and at 0.16 with factor 3; the needed ones end
 """
 
 
-def method(name: str) -> Callable[[M], M]:
-    """Make a decorator that registers a search method: a function of `Trials` that returns a `SearchOutcome`."""
+def method(name: str, *, whole: bool = False) -> Callable[[M], M]:
+    """Make a decorator that registers a search method: a function of `Trials` that returns a `SearchOutcome`.
+
+    Args:
+        whole: if a search has workers, one of them runs the method from beginning to end. This is for methods whose
+            steps depend on each other, and which return `t.outcome(chosen)`. Other methods run in the process of the
+            caller, and workers train the programs that they pass to `t.outcomes` and `t.losses`.
+    """
 
     def enter(function: M) -> M:
         METHODS[name] = function
+        (_WHOLE.add if whole else _WHOLE.discard)(name)
         return function
 
     return enter
@@ -149,7 +65,7 @@ class Collapsed(UserWarning):
     """Over 80 % of the chosen candidates add no parameters, the usual sign of a collapsed search."""
 
 
-@method("gates")
+@method("gates", whole=True)
 def gates(t: Trials) -> SearchOutcome:
     """Train the weights and an independent gate per candidate under a penalty; then retrain the result without gates.
 
@@ -209,7 +125,7 @@ def _elements(view: DifferentiableGraph, gate_of: CandidateGates) -> dict[str, E
     return {name: by_element[element] for name, element in gate_of.items()}
 
 
-@method("softmax")
+@method("softmax", whole=True)
 def softmax(t: Trials) -> SearchOutcome:
     """Train a softmax over competing candidates, as in DARTS (Liu et al. 2019, first order); then retrain the result.
 
@@ -236,13 +152,10 @@ def softmax(t: Trials) -> SearchOutcome:
 @method("random")
 def random(t: Trials) -> SearchOutcome:
     """Train random structures, each for a quarter of the budget; return the one with the lowest validation loss."""
-    names, rng, best = t.candidates.names(t.start), t.rng(_DRAWS), None
+    names, rng = t.candidates.names(t.start), t.rng(_DRAWS)
     steps = max(1, t.budget // 4)
-    while t.left >= steps or best is None:
-        found = t.outcome(drawn(t, names, rng), steps)
-        if best is None or found.loss < best.loss:
-            best = found
-    return best
+    found = t.outcomes([drawn(t, names, rng) for _ in range(max(1, t.left // steps))], steps)
+    return min(found, key=lambda outcome: outcome.loss)
 
 
 def drawn(t: Trials, names: list[str], rng: np.random.Generator) -> tuple[str, ...]:
@@ -280,13 +193,12 @@ def grow(t: Trials, trial: int | None = None, most: int = 3, first: int = 3) -> 
     while len(chosen) < most and t.left >= retrain + (first + 1) * trial:
         rng = t.rng(_GROW + 10 + len(chosen))
         ranked = _ranked(t, here, c, chosen, t.train(rng))[:first]
-        tries: list[tuple[float, tuple[str, ...], Program]] = []
-        for extra in [(), *((name,) for name in ranked)]:
-            made = here.fork()
+        extras = [(), *((name,) for name in ranked)]
+        tries = [here.fork() for _ in extras]
+        for made, extra in zip(tries, extras, strict=True):
             c.build(made, extra)
-            made = t.fit(made, trial, _GROW + 20 + len(chosen))
-            tries.append((t.score(made), extra, made))
-        _, extra, better = min(tries, key=lambda row: row[0])
+        losses = t.losses(tries, trial, _GROW + 20 + len(chosen))
+        _, extra, better = min(zip(losses, extras, tries, strict=True), key=lambda row: row[0])
         if not extra:
             break
         chosen, here = (*chosen, *extra), better
@@ -305,7 +217,7 @@ def _ranked(t: Trials, p: Program, c: Skips, chosen: tuple[str, ...], batch: Bat
     return [ends[edge] for edge, gain in found if edge in ends and gain > 0]
 
 
-@method("evolve")
+@method("evolve", whole=True)
 def evolve(t: Trials) -> SearchOutcome:
     """Evolve a population of four structures on half of the budget; then retrain the best on the rest.
 
@@ -314,7 +226,7 @@ def evolve(t: Trials) -> SearchOutcome:
     """
     names, rng = t.candidates.names(t.start), t.rng(_EVOLVE)
     size, steps = 4, max(1, t.budget // 40)
-    alive = [t.outcome(drawn(t, names, rng), steps) for _ in range(size)]
+    alive = t.outcomes([drawn(t, names, rng) for _ in range(size)], steps)
     while t.left >= t.budget // 2 + steps:
         parent = alive[int(rng.integers(len(alive), size=2).min())]
         chosen = toggled(names, parent.chosen, rng)
@@ -323,8 +235,8 @@ def evolve(t: Trials) -> SearchOutcome:
         for key, variable in made.variables().items():
             if key in theirs and theirs[key].shape == variable.shape:
                 variable.assign(theirs[key])
-        made = t.fit(made, min(steps, t.left))
-        alive = sorted([*alive, SearchOutcome(chosen, made, t.score(made))], key=lambda f: f.loss)[:size]
+        (loss,) = t.losses([made], min(steps, t.left))
+        alive = sorted([*alive, SearchOutcome(chosen, made, loss)], key=lambda f: f.loss)[:size]
     return t.outcome(min(alive, key=lambda f: f.loss).chosen)
 
 
@@ -359,6 +271,7 @@ class SearchResult(Report):
         loss: the task's loss on the validation batch.
         curve: a pair (steps, validation loss) for each scored structure.
         table: results of all methods, the requested one first.
+        failures: a text for each trial or method whose worker died or was late twice; its loss counts as infinite.
     """
 
     program: Program
@@ -366,6 +279,7 @@ class SearchResult(Report):
     loss: float
     curve: list[tuple[int, float]]
     table: list[SearchRow]
+    failures: list[str]
     HIDDEN: ClassVar = ("program",)
 
     @property
@@ -377,13 +291,14 @@ class SearchResult(Report):
         lines = [f"{'method':<10}{'loss':>12}{'steps':>8}{'params':>9}  chosen"]
         lines += [f"{r.method:<10}{r.loss:>12.5g}{r.steps:>8}{r.params:>9}  {', '.join(r.chosen) or 'none'}"
                   for r in self.table]  # fmt: skip
+        lines += [f"failed: {each}" for each in self.failures]
         return "\n".join(lines)
 
 
 def search(
     program: Program, candidates: Candidates, train: Batches | Batch, valid: Batch, method: str = "gates",
     budget: int = 4000, seed: int = 0, *, task: Task | None = None, lr: float = 0.01,
-    beside: Sequence[str] = ("random", "evolve"), progress: ProgressCallback | None = None,
+    beside: Sequence[str] = ("random", "evolve"), workers: Workers = None, progress: ProgressCallback | None = None,
 ) -> SearchResult:  # fmt: skip
     """Search for the candidates that lower a program's validation loss most within a budget of training steps.
 
@@ -398,7 +313,10 @@ def search(
         task: name of a scalar output, or a function of (outputs, batch); by default the first scalar output.
         lr: learning rate of Adam on the weights.
         beside: other methods to run for comparison; `random` is always one of them.
-    Raises: UsageError for invalid arguments; NotScalar if the task is not a scalar.
+        workers: workers that train structures and run methods: a number of processes, "ray" or "ray://host:port", or a
+            pool of `graphwright.workers`, which stays open. Results do not depend on it. None for no workers.
+    Raises: UsageError for invalid arguments, and for functions that cannot be sent to workers; NotScalar if the task is
+        not a scalar; WorkerError if the worker of `method`, or of all its structures, died or was late twice.
     """
     if unknown := [m for m in (method, *beside) if m not in METHODS]:
         raise UsageError("unknown search method", expected=", ".join(METHODS), got=", ".join(unknown))
@@ -409,13 +327,27 @@ def search(
     if not isinstance(valid, Mapping):
         raise UsageError("the validation batch is not a mapping", got=type(valid).__name__, expected="arrays by name")
     task = task_of(program, task, "search")
-    batches: Batches = train if callable(train) else lambda rng: train
+    batches: Batches = train if callable(train) else SameBatch(train)
     candidates.names(program)
+    names = list(dict.fromkeys((method, "random", *beside)))
     rows: list[SearchRow] = []
+    failures: list[str] = []
     results: list[SearchResult] = []
-    for name in dict.fromkeys((method, "random", *beside)):
-        t = Trials(program, candidates, batches, valid, task, budget, seed, lr, progress)
-        found = METHODS[name](t)
-        rows.append(SearchRow(name, found.loss, t.spent, found.chosen, parameters(found.program)))
-        results.append(SearchResult(found.program, found.chosen, found.loss, t.curve, rows))
+    given = Trials(program, candidates, batches, valid, task, budget, seed, lr, progress)
+    with opened(workers) as pool:
+        given.team = None if pool is None else Team(pool, given)
+        sent = [name for name in names if name in _WHOLE and given.team is not None]
+        done = {} if given.team is None else dict(zip(sent, given.team.run([METHODS[n] for n in sent]), strict=True))
+        for name in names:
+            t, one = given.fresh(), done.get(name)
+            if isinstance(one, Failed):
+                if name == method:
+                    raise WorkerError("the method has no result", where=name, got=one.reason)
+                rows.append(SearchRow(name, inf, 0, (), 0))
+                failures.append(f"{name}: {one.reason}")
+                continue
+            found = METHODS[name](t) if one is None else one.outcome(t, name)
+            rows.append(SearchRow(name, found.loss, t.spent, found.chosen, parameters(found.program)))
+            failures += [f"{name}, {each}" for each in t.failures]
+            results.append(SearchResult(found.program, found.chosen, found.loss, t.curve, rows, failures))
     return results[0]
