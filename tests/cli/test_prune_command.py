@@ -46,6 +46,18 @@ def test_the_pruned_model_is_written_and_differs(call, tmp_path):
     assert "params, flops, bytes" in call("prune", "bundled", out, "--of", "weight", code=2)
 
 
+def test_workers_give_the_plan_of_one_process(call, pool, monkeypatch):
+    """The pool of the tests stands in for new processes."""
+    args = ("prune", "bundled", "--method", "magnitude", "--recipe", "units", "--tokens", 4096, "--no-time")
+    alone, seen = json.loads(call(*args, "--dry-run", "--json"))["plan"], []
+    monkeypatch.setattr("graphwright.surgery.calibration.pool_of", lambda given: seen.append(given) or pool)
+    plan = json.loads(call(*args, "--dry-run", "--json", "--workers", 2))["plan"]
+    assert {**plan, "seconds": 0} == {**alone, "seconds": 0}
+    assert seen[-1] == "2"
+    monkeypatch.undo()
+    assert "names no workers" in call("prune", "bundled", "--dry-run", "--workers", "several", code=2)
+
+
 @pytest.mark.deep
 def test_two_models_can_be_compared(call, tmp_path):
     facts = json.loads(call("verify", "bundled", "bundled", "--json"))

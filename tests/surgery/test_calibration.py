@@ -16,7 +16,7 @@ from graphwright.errors import UsageError
 from graphwright.models.errors import PromptError
 from graphwright.surgery.calibration import Stream
 from graphwright.surgery.pruning.prunable import prunable
-from graphwright.surgery.pruning.restore import Gram
+from graphwright.surgery.pruning.restore import Gram, GramSum
 from graphwright.surgery.pruning.scores import grams
 
 
@@ -72,7 +72,7 @@ def test_moments_match_stored_activations(llama):
     for axis in prunable(p, kinds=("neurons", "kv_groups")):
         stream.advance(axis.start)
         (end,) = axis.consumers
-        (gram,) = grams(p, [end], stream)
+        (gram,) = grams([end], stream)
         stored = np.concatenate([p.run(f).value(end.x).to_numpy("float64").reshape(-1, gram.mean.size) for f in feeds])
         assert gram.rows == len(stored) == 2304
         expected = stored.T @ stored / len(stored)
@@ -111,8 +111,8 @@ def test_moments_are_cached_per_program(llama, monkeypatch):
     p = llama.program.fork()
     cal = sg.Calibration(IDS, 1024)
     made = []
-    real = Gram.of
-    monkeypatch.setattr(Gram, "of", staticmethod(lambda chunks: made.append(1) or real(chunks)))
+    real = GramSum.moments
+    monkeypatch.setattr(GramSum, "moments", lambda sums: made.append(1) or real(sums))
     name = "layers.1.mlp.neurons"
     first = sg.scores(p.axes()[name], cal, "obs")
     sg.scores(p.axes()[name], cal, "wanda")

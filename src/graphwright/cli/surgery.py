@@ -37,6 +37,7 @@ Matrices = Annotated[str, option("PATTERN", "Matrices, by path.", "--where")]
 Text = Annotated[str | None, option("FILE", "Calibration text; by default the help topics of Python.")]
 Tokens = Annotated[int, option("N", "Calibration tokens; 0 measures no errors.", min=0)]
 Context = Annotated[int, option("N", "Tokens per calibration window.", min=1)]
+Workers = Annotated[str | None, option("N", "Run on the text by N processes, or on Ray: ray or ray://host:port.")]
 DryRun = Annotated[bool, flag("--dry-run", "Print the report and write nothing.")]
 
 
@@ -56,6 +57,7 @@ def prune(
     text: Text = None,
     tokens: Annotated[int, option("N", "Calibration tokens.", min=1)] = 8192,
     context: Annotated[int, option("N", "Tokens per calibration window.", min=2)] = 512,
+    workers: Workers = None,
     seed: Seed = 0,
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
@@ -71,7 +73,7 @@ def prune(
     from graphwright.surgery import prune as run
 
     goal = Ratio(target, of)  # pyright: ignore[reportArgumentType]  # it checks
-    model, data, to = _open(directory, out, text, tokens, context, seed, dry_run, overwrite)
+    model, data, to = _open(directory, out, text, tokens, context, workers, seed, dry_run, overwrite)
     receipt = None
     with bar() as progress:
         plan = run(model, goal, data, dry_run=True, progress=progress, **asdict(replace(options, seed=seed)))
@@ -104,6 +106,7 @@ def orthogonalize(
     text: Text = None,
     tokens: Tokens = 2048,
     context: Context = 256,
+    workers: Workers = None,
     seed: Seed = 0,
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
@@ -116,7 +119,7 @@ def orthogonalize(
     """
     from graphwright.surgery import orthogonalize as run
 
-    model, data, to = _open(directory, out, text, tokens, context, seed, dry_run, overwrite)
+    model, data, to = _open(directory, out, text, tokens, context, workers, seed, dry_run, overwrite)
     with bar() as progress:
         found = run(model, where, method, calibration=data, dry_run=dry_run, progress=progress, **asdict(options))
     return _replaced(found, model, to, overwrite)
@@ -138,6 +141,7 @@ def compress(
     text: Text = None,
     tokens: Tokens = 2048,
     context: Context = 256,
+    workers: Workers = None,
     seed: Seed = 0,
     dry_run: DryRun = False,
     overwrite: Overwrite = False,
@@ -151,19 +155,20 @@ def compress(
     from graphwright.surgery import compress as run
 
     wanted, given = budget_of(budget), asdict(options)
-    model, data, to = _open(directory, out, text, tokens, context, seed, dry_run, overwrite)
+    model, data, to = _open(directory, out, text, tokens, context, workers, seed, dry_run, overwrite)
     with bar() as progress:
         found = run(model, where, method, wanted, calibration=data, dry_run=dry_run, progress=progress, **given)
     return _replaced(found, model, to, overwrite)
 
 
 def _open(
-    directory: str, out: Path | None, text: str | None, tokens: int, context: int, seed: int, dry_run: bool,
-    overwrite: bool,
+    directory: str, out: Path | None, text: str | None, tokens: int, context: int, workers: str | None, seed: int,
+    dry_run: bool, overwrite: bool,
 ) -> tuple[Model, Calibration | None, Path | None]:  # fmt: skip
     """Return the model, its calibration data (None for 0 tokens), and the directory to write (None for a dry run).
 
-    Raises: UsageError if the directory to write is missing, the errors of `check_free` if it is in use.
+    Raises: UsageError if the directory to write is missing, and for invalid workers; the errors of `check_free` if it
+        is in use.
     """
     from graphwright.files import check_free
     from graphwright.models import open
@@ -175,7 +180,7 @@ def _open(
     elif not dry_run:
         raise UsageError("the argument OUT is missing", fix="give a directory, or --dry-run")
     model, words = open(directory), None if text is None else read_text(text)
-    return model, Calibration.of(model, words, tokens, context, seed) if tokens else None, to
+    return model, Calibration.of(model, words, tokens, context, seed, workers=workers) if tokens else None, to
 
 
 def _holds(receipt: Receipt) -> str:

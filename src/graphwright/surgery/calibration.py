@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import finalize
 
 import numpy as np
 
@@ -20,16 +21,20 @@ from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.models.generation.text import IDS, check_ids, token_rows, vocabulary, with_mask
 from graphwright.models.tokenizer import need_tokenizer
+from graphwright.program.derived.rewrite import part_for
+from graphwright.program.files.sending import Bits, array_of, bits_of
 from graphwright.program.kinds import INPUT
 from graphwright.program.op_graph import OpGraph
 from graphwright.program.run import run_nodes
+from graphwright.surgery.spread import spread
+from graphwright.workers import Pool, Workers, pool_of
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
     from graphwright.program.op_graph import Value
     from graphwright.program.program import Program
 
-
+R = TypeVar("R")
 ROWS = 2048
 """Rows (tokens, samples) per run; float32 products of so many rows are summed before they are added in float64."""
 ENTRIES = 2**20
@@ -63,16 +68,20 @@ class Calibration:
         held_out: source of the windows to measure on; by default a quarter of the windows of `source`, at most half of
             `max_tokens`.
         tokenizer: converts text to ids.
+        workers: workers that run programs on chunks of the data: a number of processes, which end with this object,
+            "ray" or "ray://host:port", or a pool of `graphwright.workers`. Results do not depend on it. None for no
+            workers.
 
     Attributes:
         windows, held: arrays by input name of the learning and of the held-out windows; dimension 0 counts windows.
         tokens: number of tokens (or samples) to learn from.
+        pool: the workers, or None.
     Raises: UsageError for an invalid or empty source; CalibrationLeak if a window of `held_out` is a learning window.
     """
 
     def __init__(
         self, source: Any, max_tokens: int = 8192, context: int = 512, seed: int = 0, *, held_out: Any = None,
-        tokenizer: Any = None,
+        tokenizer: Any = None, workers: Workers = None,
     ) -> None:  # fmt: skip
         for name, given in (("max_tokens", max_tokens), ("context", context)):
             if given < 1:
@@ -95,11 +104,14 @@ class Calibration:
             self.held = _take(self.held, fresh)
         self.check_held_out(self.held)
         self._cached: tuple[Any, Any] | None = None
+        self.pool = None if workers is None else pool_of(workers)
+        if self.pool is not None and self.pool is not workers:
+            finalize(self, self.pool.close)
 
     @staticmethod
     def of(
         model: Model, text: Any = None, max_tokens: int = 8192, context: int = 512, seed: int = 0, *,
-        held_out: Any = None,
+        held_out: Any = None, workers: Workers = None,
     ) -> Calibration:  # fmt: skip
         """Build calibration data from any `source`; by default from the bundled text, whose second half is held out.
 
@@ -121,7 +133,8 @@ class Calibration:
         if text is None:
             text, held = pydoc_split()
             held_out = held if held_out is None else held_out
-        return Calibration(text, max_tokens, context, seed, held_out=held_out, tokenizer=model.tokenizer)
+        return Calibration(text, max_tokens, context, seed, held_out=held_out, tokenizer=model.tokenizer,
+                           workers=workers)  # fmt: skip
 
     @property
     def tokens(self) -> int:
@@ -163,6 +176,10 @@ class Calibration:
                              fix="pass more data, or sizes= with a name for the batch to from_torch")  # fmt: skip
         chunks = chunked(p, windows, fixed or _chunk(windows))
         return chunks[: _count(windows) // fixed] if fixed else chunks
+
+    def stream(self, p: Program, held: bool = False) -> Stream:
+        """Return a run of a program on the learning windows, or with `held` on the held-out ones; see `feeds`."""
+        return Stream(p, self.feeds(p, held), self.pool)
 
     def cached(self, key: Any, make: Callable[[], Any]) -> Any:
         """Return the cached value of a key, or call `make` and cache its result; only the latest key stays cached."""
@@ -225,11 +242,17 @@ class Stream:
     """A run of a program on calibration data, node by node; only values that later nodes read stay in memory.
 
     Nodes that are not computed yet may be edited while the stream advances. Each layer can thus be pruned with the
-    outputs of the earlier, already pruned layers as its inputs.
+    outputs of the earlier, already pruned layers as its inputs. Workers get the nodes of a read with their weights, and
+    the values of a chunk that these nodes read; all values stay in this process.
+
+    Args:
+        p: the program.
+        feeds: chunks of data, arrays by input name.
+        pool: the workers that run the program, each on a chunk at a time; None if this process does.
     """
 
-    def __init__(self, p: Program, feeds: Sequence[Mapping[str, np.ndarray]]) -> None:
-        self.p, self.feeds = p, feeds
+    def __init__(self, p: Program, feeds: Sequence[Mapping[str, np.ndarray]], pool: Pool | None = None) -> None:
+        self.p, self.feeds, self.pool = p, feeds, pool
         self.live: list[dict[Value, NDArray]] = [{} for _ in feeds]
 
     def advance(self, node: NodeId) -> Stream:
@@ -250,13 +273,63 @@ class Stream:
 
     def read(self, values: Sequence[Value]) -> Iterator[dict[Value, NDArray]]:
         """Yield a dict of the requested values for each chunk of data, computed from where `advance` stopped."""
-        for feeds, live in zip(self.feeds, self.live, strict=True):
-            yield run_nodes(self.p, feeds, keep=list(values), given=live, whole=False).values if values else {}
+        if not self._spreads:
+            yield from (dict(zip(values, found, strict=True)) for found in self.each(_arrays, values))
+        else:
+            for found in self.each(_bits, values):
+                yield dict(zip(values, map(array_of, found), strict=True))
+
+    def each(
+        self, function: Callable[[Mapping[str, np.ndarray], Sequence[NDArray]], R], values: Sequence[Value]
+    ) -> Iterator[R]:
+        """Yield `function(inputs, arrays of values)` for each chunk of data, computed from where `advance` stopped.
+
+        Args:
+            function: at the top level of a module, as workers call it, too; a sum over all chunks is thus added up in
+                the order of chunks, from one number or array per chunk.
+        """
+        if not values:
+            yield from (function(feeds, []) for feeds in self.feeds)
+        elif not self._spreads:
+            for feeds, live in zip(self.feeds, self.live, strict=True):
+                found = run_nodes(self.p, feeds, keep=list(values), given=live, whole=False).values
+                yield function(feeds, [found[v] for v in values])
+        else:
+            p, names = part_for(self.p, values, self.live[0])
+            given = [{name: bits_of(live[v]) for v, name in names.items()} for live in self.live]
+            yield from spread(self.pool, _of_chunk, list(zip(self.feeds, given, strict=True)), (p, function))
+
+    @property
+    def _spreads(self) -> bool:
+        """True if workers run the program, which takes several chunks."""
+        return self.pool is not None and len(self.feeds) > 1
 
     def outputs(self, name: str | None = None) -> Iterator[np.ndarray]:
         """Yield one output of the program (by default the first) for each chunk of data, converted by `as_float`."""
-        value = self.p.output(name or self.p.output_names()[0])
-        return (as_float(chunk[value]) for chunk in self.read([value]))
+        return self.each(_float, [self.p.output(name or self.p.output_names()[0])])
+
+
+def _of_chunk(
+    shared: tuple[Program, Callable[[Mapping[str, np.ndarray], Sequence[NDArray]], R]],
+    chunk: tuple[Mapping[str, np.ndarray], Mapping[str, Bits]],
+) -> R:
+    """Run a part of a program on a chunk of data, and return the result of a function of its outputs."""
+    (p, function), (feeds, given) = shared, chunk
+    inputs = {**feeds, **{name: array_of(bits) for name, bits in given.items()}}
+    run = run_nodes(p, {name: inputs[name] for name in p.input_names()}, keep="outputs")
+    return function(feeds, [run[name] for name in p.output_names()])
+
+
+def _arrays(feeds: Mapping[str, np.ndarray], found: Sequence[NDArray]) -> Sequence[NDArray]:
+    return found
+
+
+def _bits(feeds: Mapping[str, np.ndarray], found: Sequence[NDArray]) -> list[Bits]:
+    return [bits_of(array) for array in found]
+
+
+def _float(feeds: Mapping[str, np.ndarray], found: Sequence[NDArray]) -> np.ndarray:
+    return as_float(found[0])
 
 
 def chunked(p: Program, rows: Mapping[str, np.ndarray], per: int) -> list[dict[str, np.ndarray]]:

@@ -5,7 +5,7 @@ Invariant: each param that the pattern selects is listed exactly once, either as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -206,17 +206,20 @@ def input_grams(program: Program, matrices: Iterable[Matrix], calibration: Calib
     wanted = list(dict.fromkeys(v for found in sources.values() for v in found))
     sums: dict[Value, np.ndarray] = {}
     counts: dict[Value, int] = {}
-    for feeds in calibration.feeds(program):
-        run = program.run(feeds, keep="outputs", capture=wanted)
-        for value in wanted:
-            x = run.value(value).to_numpy("float64")
-            x = x.reshape(-1, x.shape[-1])
-            if not np.isfinite(x).all():
+    for chunk in calibration.stream(program).each(_second_moments, wanted):
+        for value, found in zip(wanted, chunk, strict=True):
+            if found is None:
                 raise UsageError("the inputs of a linear map contain NaN or infinity", where=program.path(value))
-            sums[value] = sums.get(value, 0.0) + x.T @ x
-            counts[value] = counts.get(value, 0) + len(x)
+            sums[value] = sums.get(value, 0.0) + found[0]
+            counts[value] = counts.get(value, 0) + found[1]
     return {path: np.sum([sums[v] for v in found], axis=0) / sum(counts[v] for v in found)
             for path, found in sources.items() if found}  # fmt: skip
+
+
+def _second_moments(feeds: Mapping[str, np.ndarray], found: Sequence[NDArray]) -> list[tuple[np.ndarray, int] | None]:
+    """Return Σ x xᵀ over the rows x of each array, float64, and their number; None if one is not finite."""
+    rows = [array.to_numpy("float64").reshape(-1, array.shape[-1]) for array in found]
+    return [(x.T @ x, len(x)) if np.isfinite(x).all() else None for x in rows]
 
 
 def output_error(w: np.ndarray, new: np.ndarray, gram: np.ndarray) -> float:

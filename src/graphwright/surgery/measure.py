@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import exp, inf, log, nan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.array import NDArray
 from graphwright.errors import NonFinite
 from graphwright.metrics import nll
 from graphwright.models.generation.text import MASK
@@ -48,10 +49,15 @@ def without_padding(feeds: Mapping[str, np.ndarray], y: np.ndarray) -> np.ndarra
 def nats(stream: Stream) -> float:
     """Return the mean -ln p of next tokens over the windows of a stream; infinity if the sum is not finite."""
     total, count = 0.0, 0
-    for feeds, logits in zip(stream.feeds, stream.outputs("logits"), strict=True):
-        found = nll(logits[:, :-1], feeds["ids"][:, 1:])
-        total, count = total + float(found.sum()), count + found.size
+    for nats, tokens in stream.each(_nats, [stream.p.output("logits")]):
+        total, count = total + nats, count + tokens
     return total / count if np.isfinite(total) and count else inf
+
+
+def _nats(feeds: Mapping[str, np.ndarray], found: Sequence[NDArray]) -> tuple[float, int]:
+    """Return the sum of -ln p of the next tokens of a chunk, and their number."""
+    losses = nll(as_float(found[0])[:, :-1], feeds["ids"][:, 1:])
+    return float(losses.sum()), losses.size
 
 
 def squared_drift(stream: Stream, reference: Sequence[np.ndarray]) -> float:
@@ -80,9 +86,9 @@ def quality(
     Raises: CalibrationLeak if a held-out window is also a learning window; UsageError if no window is held out.
     """
     calibration.check_held_out(calibration.held)
-    stream = Stream(p, calibration.feeds(p, held=True))
+    stream = calibration.stream(p, held=True)
     if not scores_tokens(p):
-        before = Stream(reference if reference is not None else p, stream.feeds)
+        before = Stream(reference if reference is not None else p, stream.feeds, stream.pool)
         return output_drift(before, stream).figures()
     found = nats(stream)
     facts = {"nats": found, "perplexity": exp(min(found, 700.0))}
@@ -134,24 +140,28 @@ def compare_speed(before: Program, after: Program, feeds: Mapping[str, np.ndarra
         return None
 
 
+def gradient_chunks(p: Program, feeds: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
+    """Split chunks of data into chunks of about 1024 tokens, as gradients need more memory."""
+    return [small for f in feeds for small in chunked(p, f, max(1024 // f["ids"].shape[1], 1))]
+
+
 def loss_gradients(
-    p: Program, feeds: Sequence[Mapping[str, np.ndarray]], wrt: Sequence[str], keep: Sequence[Value] = ()
-) -> Iterator[tuple[dict[Value, np.ndarray], dict[str, np.ndarray]]]:
-    """Yield per chunk a dict of the values `keep`, and the gradients of Σ -ln p(next token) by path, for all `wrt`."""
-    for given in (part for f in feeds for part in chunked(p, f, max(1024 // f["ids"].shape[1], 1))):
-        batch, length = given["ids"].shape
-        with p.run(given, keep=[*keep]) as run:
-            logits = run["logits"].to_numpy("float64")
-            values = {value: as_float(run.value(value)) for value in keep}
-        seed = np.exp(log_softmax(logits))
-        rows, columns = np.ogrid[:batch, : length - 1]
-        seed[rows, columns, given["ids"][:, 1:]] -= 1
-        seed[:, -1] = 0
-        gradient = p.grad("logits", list(wrt), {"B": batch, "T": length}, seeded=True)
-        name = next(n for n in gradient.input_names() if n not in given)
-        kind = p.spec(p.output("logits")).dtype.name
-        found = gradient.run({**given, name: seed.astype(kind)}, keep="outputs")
-        yield values, {path: as_float(found[f"grad.{path}"]) for path in wrt}
+    p: Program, feeds: Mapping[str, np.ndarray], wrt: Sequence[str], keep: Sequence[Value] = ()
+) -> tuple[dict[Value, np.ndarray], dict[str, np.ndarray]]:
+    """Return a dict of the values `keep`, and the gradients of Σ -ln p(next token) by path, for all `wrt`."""
+    batch, length = feeds["ids"].shape
+    with p.run(feeds, keep=[*keep]) as run:
+        logits = run["logits"].to_numpy("float64")
+        values = {value: as_float(run.value(value)) for value in keep}
+    seed = np.exp(log_softmax(logits))
+    rows, columns = np.ogrid[:batch, : length - 1]
+    seed[rows, columns, feeds["ids"][:, 1:]] -= 1
+    seed[:, -1] = 0
+    gradient = p.grad("logits", list(wrt), {"B": batch, "T": length}, seeded=True)
+    name = next(n for n in gradient.input_names() if n not in feeds)
+    kind = p.spec(p.output("logits")).dtype.name
+    found = gradient.run({**feeds, name: seed.astype(kind)}, keep="outputs")
+    return values, {path: as_float(found[f"grad.{path}"]) for path in wrt}
 
 
 class Drift(Report):

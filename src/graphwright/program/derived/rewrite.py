@@ -5,7 +5,7 @@ The copy shares the variables of its source, has no journal, and is stale once t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from graphwright.graph import EdgeId, NodeId
@@ -77,6 +77,28 @@ def copy_node(p: Program, node: NodeId, new: Program, name: str, operands: Itera
     for edge, operand in zip(p.in_edges(node), operands, strict=True):
         insert_edge(new, operand, copy, p.edge_port(edge))
     return copy
+
+
+def part_for(p: Program, wanted: Sequence[Value], known: Collection[Value] = ()) -> tuple[Program, dict[Value, str]]:
+    """Copy the nodes that compute values from inputs, weights and known values into a new program.
+
+    Returns: the new program, with all inputs of `p` and an input for each known value that is read; its outputs `0`,
+    `1`, ... are the values `wanted`. And a dict from known values that are read to their inputs' names.
+    """
+    refuse_broken(p)
+    new = p.empty(f"{p.name} (part)")
+    beyond = {v.node for v in known}
+    needed = p.reachable(wanted, beyond) - beyond
+    read = {p.edge_value(e) for node in needed for e in p.in_edges(node)}.union(wanted).intersection(known)
+    names = {v: new.free_name(feed_name(p, v)) for v in known if v in read}
+    values = {v: Value(add_source(new, INPUT, name, p.specs(v.node)[v.port], {})) for v, name in names.items()}
+    for node in (n for n in p.order() if n in needed or (p.op(n) == INPUT and n not in beyond)):
+        if p.op(node) in STORED:
+            add_weight(new.weights, p.key(node), p.weights[p.key(node)])
+        copy = copy_node(p, node, new, p.path(node), [values[p.edge_value(e)] for e in p.in_edges(node)])
+        values |= {Value(node, port): Value(copy, port) for port in range(len(p.specs(node)))}
+    set_outputs(new, {str(i): values[v] for i, v in enumerate(wanted)})
+    return new, names
 
 
 PatchPoint = NodeId | Value | EdgeId | str

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.array import NDArray
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import traits
@@ -41,6 +42,7 @@ class Consumer:
 
     Attributes:
         bias: key of the trained bias, or None.
+        kernel: size of the window of a convolution; () for other maps.
         columns: indices [units, k] of the weight matrix's columns that read each unit.
     """
 
@@ -51,6 +53,7 @@ class Consumer:
     bias: str | None
     op: str
     attrs: dict[str, Any]
+    kernel: tuple[int, ...]
     columns: np.ndarray
 
     def matrix(self, p: Program, dtype: str = "float64") -> np.ndarray:
@@ -62,11 +65,11 @@ class Consumer:
         """Convert a matrix [out, columns] to the layout of the stored weights, whose shape is `like`."""
         return np.ascontiguousarray(matrix.T if traits(self.op).contracts == "in_out" else matrix.reshape(like))
 
-    def rows(self, p: Program, a: np.ndarray) -> np.ndarray:
+    def rows(self, a: np.ndarray) -> np.ndarray:
         """Reshape the input `a` of this map to [rows, columns]; for a convolution, one row per window (im2col)."""
         if traits(self.op).contracts != "window":
             return a.reshape(-1, a.shape[-1])
-        return _windows(a, p.weights.array(self.key).shape[2:], self.attrs)
+        return _windows(a, self.kernel, self.attrs)
 
     def result_rows(self, y: np.ndarray) -> np.ndarray:
         """Reshape the result of this map, or its gradient, to [rows, out], in the same order as `rows`."""
@@ -89,11 +92,12 @@ def _consumer(p: Program, group: AxisGroup, node: NodeId, ends: tuple[tuple[int,
         return None
     shape = p.spec(weight).sizes
     indices = unit_indices(group, group.axes.solution.dims[Value(weight)][dim])
-    window = prod(shape[2:]) if traits(op).contracts == "window" else 1
+    kernel = shape[2:] if traits(op).contracts == "window" else ()
+    window = prod(kernel)
     columns = (indices[:, :, None] * window + np.arange(window)).reshape(len(indices), -1)
     bias = origin(p, operands[2]) if len(operands) > 2 else None
     key = p.key(bias) if bias is not None and p.op(bias) == PARAM else None
-    return Consumer(node, operands[0], weight, p.key(weight), key, op, attrs, columns)
+    return Consumer(node, operands[0], weight, p.key(weight), key, op, attrs, kernel, columns)
 
 
 def unit_indices(group: AxisGroup, term: Term) -> np.ndarray:
@@ -272,9 +276,9 @@ def cheapest(
     The loss is nats per token, or the drift from the outputs `reference`. Of more than 8 candidates, only the 8 that
     rotate the residual stream least (1 - mean cos(before, after)) are measured.
     """
-    walk = Stream(p, stream.feeds)
+    walk = Stream(p, stream.feeds, stream.pool)
     if len(candidates) > SHORTLIST:
-        angles = rotation(p, candidates, Stream(p, stream.feeds))
+        angles = rotation(p, candidates, Stream(p, stream.feeds, stream.pool))
         candidates = sorted(candidates, key=lambda b: angles[b])[:SHORTLIST]
     best: tuple[ResidualBranch, float] | None = None
     for branch in sorted(candidates, key=lambda b: p.order_labels.key(b.start)):
@@ -282,7 +286,7 @@ def cheapest(
         without = p.fork()
         with without.edit("measure without it", author="pass", tool="prune") as e:
             e.cut(branch.edge)
-        found = Stream(without, stream.feeds)
+        found = Stream(without, stream.feeds, stream.pool)
         found.live = walk.live
         value = loss(found, reference)
         if best is None or value < best[1]:
@@ -298,14 +302,18 @@ def rotation(p: Program, candidates: Sequence[ResidualBranch], stream: Stream) -
         stream.advance(branch.start)
         whole, part = Value(p.graph.target(branch.edge)), p.edge_value(branch.edge)
         total = rows = 0.0
-        for values in stream.read([whole, part]):
-            after, added = (a.reshape(-1, a.shape[-1]) for a in (values[v].to_numpy("float32") for v in (whole, part)))
-            before = after - added
-            norms = np.linalg.norm(before, axis=1) * np.linalg.norm(after, axis=1)
-            total += float(((before * after).sum(axis=1) / np.maximum(norms, 1e-30)).sum())
-            rows += len(before)
+        for cosines, count in stream.each(_cosines, [whole, part]):
+            total, rows = total + cosines, rows + count
         found[branch] = 1 - total / max(rows, 1)
     return found
+
+
+def _cosines(feeds: Mapping[str, np.ndarray], found: Sequence[NDArray]) -> tuple[float, int]:
+    """Return Σ cos(value, value without a summand) over the rows of a chunk, and their number."""
+    after, added = (a.reshape(-1, a.shape[-1]) for a in (array.to_numpy("float32") for array in found))
+    before = after - added
+    norms = np.linalg.norm(before, axis=1) * np.linalg.norm(after, axis=1)
+    return float(((before * after).sum(axis=1) / np.maximum(norms, 1e-30)).sum()), len(before)
 
 
 def _only_through(p: Program, edge: EdgeId, needed: Collection[NodeId]) -> set[NodeId]:

@@ -44,7 +44,15 @@ from graphwright.surgery.pruning.allocate import Curve, Goal, allocate, smallest
 from graphwright.surgery.pruning.plan import TOOL, PruneKeywords, PruneOptions, PrunePlan, PruneReport, PruneStep
 from graphwright.surgery.pruning.prunable import PrunableAxis, ResidualBranch
 from graphwright.surgery.pruning.restore import RIDGE, Gram, ProductCut, Restored, restored
-from graphwright.surgery.pruning.scores import CRITERIA, error_scales, grams, importance, need_tokens, unit_columns
+from graphwright.surgery.pruning.scores import (
+    CRITERIA,
+    Importance,
+    error_scales,
+    grams,
+    importance,
+    need_tokens,
+    unit_columns,
+)
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -90,9 +98,17 @@ class Pruner:
         self.p, self.calibration, self.goal, self.options = p, calibration, goal, options
         self.nodes, self.progress = nodes, progress or (lambda _: None)
         self.feeds, self.held = calibration.feeds(p), calibration.feeds(p, held=True)
-        self.reference = None if scores_tokens(p) else list(Stream(p, self.feeds).outputs())
+        self.reference = None if scores_tokens(p) else list(self._stream(p).outputs())
         self.warnings: list[str] = []
         self.attempts: list[Attempt] = []
+
+    def _stream(self, p: Program, held: bool = False) -> Stream:
+        """Return a run of a copy on the learning windows, or on the held-out ones."""
+        return Stream(p, self.held if held else self.feeds, self.calibration.pool)
+
+    def _importance(self, p: Program, axes: Sequence[PrunableAxis]) -> Importance:
+        """Return the gradients of the loss on the learning windows."""
+        return importance(p, axes, self.feeds, CRITERIA[self.options.method], self.calibration.pool)
 
     def run(self) -> Attempt:
         """Return the attempt of least loss on the calibration data. Raises: BudgetUnreachable if all attempts fail."""
@@ -112,7 +128,7 @@ class Pruner:
             self.attempts.append(attempt)
             if attempt.given_up:
                 continue
-            attempt.calibration_loss = loss(Stream(attempt.program, self.feeds), self.reference)
+            attempt.calibration_loss = loss(self._stream(attempt.program), self.reference)
             if best is None or best.calibration_loss is None or attempt.calibration_loss < best.calibration_loss:
                 best = attempt
         if best is None:
@@ -128,7 +144,7 @@ class Pruner:
         p, goal, whole = attempt.program, self.goal, self.options.recipe == "modules"
         aim = goal.base - attempt.share * (goal.base - goal.most)
         kinds = ("attention", "mlp") if whole else ("attention",)
-        value = loss(Stream(p, self.feeds), self.reference)
+        value = loss(self._stream(p), self.reference)
         while True:
             found = [b for b in pr.residual_branches(p, self.nodes) if b.kind in kinds]
             left = goal.taken(p, goal.counted(p), {})
@@ -139,7 +155,7 @@ class Pruner:
                                         asked=goal.most, best=left, fix="pass recipe='default'")  # fmt: skip
             if not whole and left - goal.least(p, found) / 2 <= aim:
                 break  # the next one would overshoot by more than half of its size
-            branch, after = pr.cheapest(p, found, Stream(p, self.feeds), self.reference)
+            branch, after = pr.cheapest(p, found, self._stream(p), self.reference)
             attempt.steps.append(remove_module(p, branch, value, after))
             value = after
             done = len(attempt.steps)
@@ -174,13 +190,13 @@ class Pruner:
         criterion, by_loss = CRITERIA[o.method], o.scope == "loss"
         weighed = None
         if criterion.needs == "gradients" or (by_loss and criterion.needs == "moments"):
-            weighed = importance(p, axes, self.feeds, criterion)
-        stream, curves = Stream(p, self.feeds), []
+            weighed = self._importance(p, axes)
+        stream, curves = self._stream(p), []
         for i, axis in enumerate(axes):
             moments: Sequence[Gram | None] = [None] * len(axis.consumers)
             scales = None
             if criterion.needs == "moments":
-                moments = grams(p, axis.consumers, stream.advance(axis.start))
+                moments = grams(axis.consumers, stream.advance(axis.start))
                 scales = error_scales(p, axis, moments, weighed if by_loss else None)
             products = unit_columns(p, axis, moments, scales=scales, weighed=weighed, ridge=o.ridge, seed=o.seed)
             made = criterion.order(products, axis.size - 1)
@@ -195,15 +211,15 @@ class Pruner:
         """Cut each axis to `kept[axis]` units and refit; if `sequential`, with inputs from the axes cut before it."""
         p, o = attempt.program, self.options
         source = p if o.sequential else p.fork()
-        learn, held = Stream(source, self.feeds), Stream(source, self.held)
+        learn, held = self._stream(source), self._stream(source, held=True)
         names = [a.name for a in axes if kept[a.name] < a.size]
         cut = [a for a in axes if a.name in names]
         criterion = CRITERIA[o.method]
-        weighed = importance(p, cut, self.feeds, criterion) if criterion.needs == "gradients" else None
+        weighed = self._importance(p, cut) if criterion.needs == "gradients" else None
         for i, name in enumerate(names):
             axis = pr.prunable_axis(p.axes()[name])
             assert axis is not None
-            moments: Sequence[Gram] = grams(source, axis.consumers, learn.advance(axis.start))
+            moments: Sequence[Gram] = grams(axis.consumers, learn.advance(axis.start))
             most = axis.size - kept[name]
             products = unit_columns(p, axis, moments, weighed=weighed, ridge=o.ridge, seed=o.seed)
             made = criterion.order(products, most)
@@ -224,7 +240,7 @@ class Pruner:
                 weights |= cut.set_weights(e, fit) if fit is not None else {}
             return weights
 
-        sides = moments, grams(held.p, axis.consumers, held.advance(axis.start))
+        sides = moments, grams(axis.consumers, held.advance(axis.start))
         step = cut_units(p, axis, removed, cuts, sides, restore)
         return replace(step, ridge=max((fit.ridge for fit in fits if fit is not None), default=None),
                        quantiles=tuple(np.quantile(scored, [0, 0.25, 0.5, 0.75, 1]).tolist()))  # fmt: skip
@@ -298,18 +314,17 @@ def _steps(p: Program, entry: Entry) -> list[PruneStep]:
 
 def _layers(p: Program, steps: list[PruneStep], calibration: Calibration) -> list[dict[str, Any]]:
     """Apply the steps again, measure their effect, and return the figures of each step."""
-    feeds, held = calibration.feeds(p), calibration.feeds(p, held=True)
-    reference = None if scores_tokens(p) else list(Stream(p, feeds).outputs())
-    streams, rows = (Stream(p, feeds), Stream(p, held)), []
+    reference = None if scores_tokens(p) else list(calibration.stream(p).outputs())
+    streams, rows = (calibration.stream(p), calibration.stream(p, held=True)), []
     for step in steps:
         if step.what == "module":
-            plain = loss(Stream(p, feeds), reference)
+            plain = loss(calibration.stream(p), reference)
             made = remove_module(p, next(b for b in pr.residual_branches(p) if b.name == step.name), plain, plain)
-            made = replace(made, error=loss(Stream(p, feeds), reference))
+            made = replace(made, error=loss(calibration.stream(p), reference))
         else:
             axis = pr.prunable_axis(p.axes()[step.name])
             assert axis is not None
-            moments = [grams(p, axis.consumers, stream.advance(axis.start)) for stream in streams]
+            moments = [grams(axis.consumers, stream.advance(axis.start)) for stream in streams]
             cuts = product_cuts(p, axis, step.units)
             made = cut_units(p, axis, step.units, cuts, moments, step.restore)
         rows.append(made.figures())

@@ -6,7 +6,6 @@ the output: W_S = W H[:,S] (H[S,S] + λI)⁻¹. If the map has a bias, it absorb
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -95,25 +94,37 @@ class Gram:
     mean: np.ndarray
     rows: int
 
-    @staticmethod
-    def of(chunks: Iterable[np.ndarray]) -> Gram:
-        """Compute the moments of chunks of rows [n, m]: aᵀa of 2048 rows at a time in their dtype, summed in float64.
-
-        Raises: NonFinite if the rows contain NaN or infinity.
-        """
-        total, mean, count = np.zeros(()), np.zeros(()), 0
-        for a in (chunk[i : i + ROWS] for chunk in chunks for i in range(0, len(chunk), ROWS)):
-            total = total + (a.T @ a).astype(np.float64)
-            mean = mean + a.sum(axis=0, dtype=np.float64)
-            count += len(a)
-        if not np.isfinite(total).all():
-            raise NonFinite("inputs of a linear map contain NaN or infinity on the calibration data",
-                            fix="find the cause by gw.surgery.diagnose(model, text=...)")  # fmt: skip
-        return Gram(total / max(count, 1), mean / max(count, 1), count)
-
     def centred(self) -> np.ndarray:
         """Return the covariance of the inputs, for a linear map whose bias absorbs the means."""
         return self.second - np.outer(self.mean, self.mean)
+
+
+@dataclass(frozen=True, slots=True)
+class GramSum:
+    """Σ a aᵀ [m, m] and Σ a [m] over N = `rows` input vectors a, in float64; zero for no vectors."""
+
+    second: np.ndarray | float = 0.0
+    first: np.ndarray | float = 0.0
+    rows: int = 0
+
+    @staticmethod
+    def of(chunk: np.ndarray) -> GramSum:
+        """Sum over a chunk of rows [n, m]: aᵀa of 2048 rows at a time in their dtype, added up in float64."""
+        found = GramSum()
+        for a in (chunk[i : i + ROWS] for i in range(0, len(chunk), ROWS)):
+            found += GramSum((a.T @ a).astype(np.float64), a.sum(axis=0, dtype=np.float64), len(a))
+        return found
+
+    def __add__(self, other: GramSum) -> GramSum:
+        return GramSum(self.second + other.second, self.first + other.first, self.rows + other.rows)
+
+    def moments(self) -> Gram:
+        """Return the moments. Raises: NonFinite if the vectors contain NaN or infinity."""
+        second, first, count = np.asarray(self.second), np.asarray(self.first), max(self.rows, 1)
+        if not np.isfinite(second).all():
+            raise NonFinite("inputs of a linear map contain NaN or infinity on the calibration data",
+                            fix="find the cause by gw.surgery.diagnose(model, text=...)")  # fmt: skip
+        return Gram(second / count, first / count, self.rows)
 
 
 def regularised(h: np.ndarray, ridge: float | None = None) -> tuple[np.ndarray, float]:

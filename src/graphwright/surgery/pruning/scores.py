@@ -17,20 +17,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
+from graphwright.array import NDArray
 from graphwright.graph import NodeId
 from graphwright.program.axes.axes import AxisGroup
 from graphwright.surgery.calibration import Calibration, MissingCalibration, Stream, as_float
 from graphwright.surgery.errors import NothingToPrune, check_choices
-from graphwright.surgery.measure import loss_gradients, scores_tokens
+from graphwright.surgery.measure import gradient_chunks, loss_gradients, scores_tokens
 from graphwright.surgery.pruning.prunable import Consumer, PrunableAxis, prunable_axis, refusal
-from graphwright.surgery.pruning.restore import Downdate, Gram, energy, regularised
+from graphwright.surgery.pruning.restore import Downdate, Gram, GramSum, energy, regularised
+from graphwright.surgery.spread import spread
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
+    from graphwright.workers import Pool
 
 
 ROUNDS = 512
@@ -247,30 +251,52 @@ class Importance:
 
 
 def importance(
-    p: Program, axes: Sequence[PrunableAxis], feeds: Sequence[Mapping[str, np.ndarray]], criterion: Criterion
-) -> Importance:
+    p: Program, axes: Sequence[PrunableAxis], feeds: Sequence[Mapping[str, np.ndarray]], criterion: Criterion,
+    pool: Pool | None = None,
+) -> Importance:  # fmt: skip
     """Compute the gradients of the loss by one forward and backward pass, in chunks of about 1024 tokens.
 
     `effect` is empty unless the criterion needs gradients.
     """
     ends = list({c.node: c for a in axes for c in a.consumers}.values())
     squares, effects, count = dict.fromkeys([c.node for c in ends], 0.0), dict[NodeId, np.ndarray](), 0
-    inputs = dict.fromkeys(c.x for c in ends) if criterion.needs == "gradients" else {}
-    for values, gradients in loss_gradients(p, feeds, [p.path(c.node) for c in ends], [*inputs]):
-        for c in ends:
-            slope = c.result_rows(gradients[p.path(c.node)])
-            squares[c.node] += float((slope.astype(np.float64) ** 2).sum())
-            if inputs:
-                through = slope @ c.matrix(p, slope.dtype.name)
-                effect = np.einsum("nk,nk->k", c.rows(p, values[c.x]), through, dtype=np.float64)
-                effects[c.node] = effects.get(c.node, 0.0) + effect
-        count += next(iter(gradients.values()))[..., 0].size
+    shared = p, ends, criterion.needs == "gradients"
+    for found, through, rows in spread(pool, _importance, gradient_chunks(p, feeds), shared):
+        for node, square in found.items():
+            squares[node] += square
+        for node, effect in through.items():
+            effects[node] = effects.get(node, 0.0) + effect
+        count += rows
     return Importance({node: square / count for node, square in squares.items()}, effects)
 
 
-def grams(p: Program, ends: Sequence[Consumer], stream: Stream) -> list[Gram]:
+def _importance(
+    shared: tuple[Program, Sequence[Consumer], bool], feeds: Mapping[str, np.ndarray]
+) -> tuple[dict[NodeId, float], dict[NodeId, np.ndarray], int]:
+    """Return for one chunk Σ (dL/dy)² and, if wanted, Σ a ∂L/∂a [columns] by linear map; and the number of rows."""
+    p, ends, with_effects = shared
+    inputs = dict.fromkeys(c.x for c in ends) if with_effects else {}
+    values, gradients = loss_gradients(p, feeds, [p.path(c.node) for c in ends], [*inputs])
+    squares, effects = dict[NodeId, float](), dict[NodeId, np.ndarray]()
+    for c in ends:
+        slope = c.result_rows(gradients[p.path(c.node)])
+        squares[c.node] = float((slope.astype(np.float64) ** 2).sum())
+        if inputs:
+            through = slope @ c.matrix(p, slope.dtype.name)
+            effects[c.node] = np.einsum("nk,nk->k", c.rows(values[c.x]), through, dtype=np.float64)
+    return squares, effects, next(iter(gradients.values()))[..., 0].size
+
+
+def grams(ends: Sequence[Consumer], stream: Stream) -> list[Gram]:
     """Compute the moments of the input of each linear map in `ends` by running the stream up to these inputs."""
-    return [Gram.of(c.rows(p, as_float(values[c.x])) for values in stream.read([c.x])) for c in ends]
+    totals = [GramSum() for _ in ends]
+    for chunk in stream.each(partial(_gram_sums, ends), [c.x for c in ends]):
+        totals = [total + part for total, part in zip(totals, chunk, strict=True)]
+    return [total.moments() for total in totals]
+
+
+def _gram_sums(ends: Sequence[Consumer], feeds: Mapping[str, np.ndarray], inputs: Sequence[NDArray]) -> list[GramSum]:
+    return [GramSum.of(c.rows(as_float(a))) for c, a in zip(ends, inputs, strict=True)]
 
 
 def unit_columns(
@@ -339,10 +365,11 @@ def scores(
                                      fix="pass calibration=Calibration(tokens)")  # fmt: skip
         if criterion.needs == "gradients":
             need_tokens(p, f"method={method!r}", "pass another method, e.g. 'obs'")
-            weighed = importance(p, [found], calibration.feeds(p), criterion)
+            weighed = importance(p, [found], calibration.feeds(p), criterion, calibration.pool)
         else:
-            moments = calibration.cached((p.hash(), axis.name), lambda: grams(
-                p, found.consumers, Stream(p, calibration.feeds(p)).advance(found.start)))  # fmt: skip
+            moments = calibration.cached(
+                (p.hash(), axis.name), lambda: grams(found.consumers, calibration.stream(p).advance(found.start))
+            )
     return criterion.costs(unit_columns(p, found, moments, weighed=weighed, ridge=ridge, seed=seed))
 
 
