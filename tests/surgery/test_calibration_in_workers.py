@@ -50,7 +50,9 @@ RUNS: dict[str, Callable[..., tuple[gw.Program, Any]]] = {
 def facts(made: tuple[gw.Program, Any]) -> dict[str, Any]:
     p, report = made
     found = {key: value for key, value in report.to_json().items() if key not in ("seconds", "journal", "rows")}
-    found["rows"] = [{k: v for k, v in row.items() if k != "speed"} for row in report.to_json().get("rows", [])]
+    found["rows"] = [
+        {k: v for k, v in row.items() if k not in ("speed", "slower")} for row in report.to_json().get("rows", [])
+    ]
     weights = {key: variable.numpy().tobytes() for key, variable in p.variables().items()}
     return {"report": found, "hash": p.hash(), "weights": weights, "why": [entry.why for entry in p.journal]}
 

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pool_tasks as tasks
 import pytest
 
+import graphwright as gw
 from graphwright import workers
 from graphwright.errors import UsageError
 from graphwright.workers import Failed, Processes, WorkerError
@@ -98,6 +100,18 @@ def test_the_first_error_by_index_is_raised_with_its_traceback(pool):
             pool.map(tasks.refused, range(8))
         assert "pool_tasks.py" in caught.value.__notes__[-1]
     assert pool.map(tasks.refused, [1, 2]) == [1, 2]  # the pool continues
+
+
+def test_arrays_and_tensors_can_be_sent_to_all_workers(pool):
+    arrays: list[Any] = [gw.zeros(3) + 1.5, gw.tensor([[1.5], [2.5]]).to("bfloat16"), gw.arange(6).reshape(2, 3).T]
+    common = {"tensors": arrays, "arrays": [t.data for t in arrays]}
+    found = pool.map(tasks.entries, [t.data for t in arrays] * 4, common)
+    expected = [[t.numpy().tolist() for t in arrays] * 2, *(t.numpy().tolist() for t in arrays)]
+    assert found == [(expected[0], expected[1 + i % 3]) for i in range(12)]
+    (back,) = pool.map(tasks.sent_back, [arrays[1].data])
+    assert back.spec == arrays[1].data.spec
+    assert back.tobytes() == arrays[1].data.tobytes()
+    back.writable()
 
 
 def test_errors_name_functions_and_values_that_cannot_be_sent(pool):

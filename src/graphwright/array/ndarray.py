@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, ClassVar
 
@@ -252,6 +252,10 @@ class NDArray(OneElement):
     def __deepcopy__(self, memo: dict[int, Any]) -> NDArray:
         return self.copy()  # copied by attributes, the memory and the backend's tensor of it would be two blocks
 
+    def __reduce__(self) -> tuple[Callable[..., NDArray], tuple[np.ndarray, DType]]:
+        # pickled by its bits: of a tensor, torch would send the memory itself, which one process can open
+        return _received, (np.ascontiguousarray(self.to_numpy(bits=True)).reshape(self.shape), self.dtype)
+
     def copy_from(self, source: NDArray) -> NDArray:
         """Copy `source` (same shape, any dtype) into this array; return self."""
         self.writable()
@@ -366,6 +370,11 @@ def empty(shape: tuple[int, ...], dtype: DType, device: Device = CPU) -> NDArray
     if poisoning.get():
         made.copy_from(from_numpy(poisoned(shape, np.dtype(dtype.numpy)), bits=dtype))
     return made
+
+
+def _received(bits: np.ndarray, kind: DType) -> NDArray:
+    """Return the array with these bits, of a pickled array."""
+    return from_numpy(bits, bits=kind, copy=True)
 
 
 def from_numpy(host: np.ndarray | np.generic, *, bits: DType | None = None, copy: bool | None = None) -> NDArray:

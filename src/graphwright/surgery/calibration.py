@@ -22,7 +22,6 @@ from graphwright.graph import NodeId
 from graphwright.models.generation.text import IDS, check_ids, token_rows, vocabulary, with_mask
 from graphwright.models.tokenizer import need_tokenizer
 from graphwright.program.derived.rewrite import part_for
-from graphwright.program.files.sending import Bits, array_of, bits_of
 from graphwright.program.kinds import INPUT
 from graphwright.program.op_graph import OpGraph
 from graphwright.program.run import run_nodes
@@ -273,11 +272,7 @@ class Stream:
 
     def read(self, values: Sequence[Value]) -> Iterator[dict[Value, NDArray]]:
         """Yield a dict of the requested values for each chunk of data, computed from where `advance` stopped."""
-        if not self._spreads:
-            yield from (dict(zip(values, found, strict=True)) for found in self.each(_arrays, values))
-        else:
-            for found in self.each(_bits, values):
-                yield dict(zip(values, map(array_of, found), strict=True))
+        return (dict(zip(values, found, strict=True)) for found in self.each(_arrays, values))
 
     def each(
         self, function: Callable[[Mapping[str, np.ndarray], Sequence[NDArray]], R], values: Sequence[Value]
@@ -290,19 +285,14 @@ class Stream:
         """
         if not values:
             yield from (function(feeds, []) for feeds in self.feeds)
-        elif not self._spreads:
+        elif self.pool is None or len(self.feeds) < 2:
             for feeds, live in zip(self.feeds, self.live, strict=True):
                 found = run_nodes(self.p, feeds, keep=list(values), given=live, whole=False).values
                 yield function(feeds, [found[v] for v in values])
         else:
             p, names = part_for(self.p, values, self.live[0])
-            given = [{name: bits_of(live[v]) for v, name in names.items()} for live in self.live]
+            given = [{name: live[v] for v, name in names.items()} for live in self.live]
             yield from spread(self.pool, _of_chunk, list(zip(self.feeds, given, strict=True)), (p, function))
-
-    @property
-    def _spreads(self) -> bool:
-        """True if workers run the program, which takes several chunks."""
-        return self.pool is not None and len(self.feeds) > 1
 
     def outputs(self, name: str | None = None) -> Iterator[np.ndarray]:
         """Yield one output of the program (by default the first) for each chunk of data, converted by `as_float`."""
@@ -311,21 +301,17 @@ class Stream:
 
 def _of_chunk(
     shared: tuple[Program, Callable[[Mapping[str, np.ndarray], Sequence[NDArray]], R]],
-    chunk: tuple[Mapping[str, np.ndarray], Mapping[str, Bits]],
+    chunk: tuple[Mapping[str, np.ndarray], Mapping[str, NDArray]],
 ) -> R:
     """Run a part of a program on a chunk of data, and return the result of a function of its outputs."""
     (p, function), (feeds, given) = shared, chunk
-    inputs = {**feeds, **{name: array_of(bits) for name, bits in given.items()}}
+    inputs = {**feeds, **given}
     run = run_nodes(p, {name: inputs[name] for name in p.input_names()}, keep="outputs")
     return function(feeds, [run[name] for name in p.output_names()])
 
 
 def _arrays(feeds: Mapping[str, np.ndarray], found: Sequence[NDArray]) -> Sequence[NDArray]:
     return found
-
-
-def _bits(feeds: Mapping[str, np.ndarray], found: Sequence[NDArray]) -> list[Bits]:
-    return [bits_of(array) for array in found]
 
 
 def _float(feeds: Mapping[str, np.ndarray], found: Sequence[NDArray]) -> np.ndarray:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from graphwright.array import NDArray
 from graphwright.array.threads import using_threads
 from graphwright.errors import GraphwrightError
 from graphwright.evolve.layers import train
@@ -19,7 +20,6 @@ from graphwright.evolve.settings import Layers
 from graphwright.evolve.tasks.task import Task
 from graphwright.plan.planning.native import wait_for_native_code
 from graphwright.program import Program
-from graphwright.program.files.sending import Bits, array_of, bits_of
 from graphwright.workers import Failed, Pool
 
 _TRAIN = 2  # purpose of the random streams of batches
@@ -49,7 +49,7 @@ class Outcome:
     loss: float
     failure: str = ""
     moments: Moments = field(default_factory=dict)
-    weights: dict[str, Bits] = field(default_factory=dict)
+    weights: dict[str, NDArray] = field(default_factory=dict)
     scored: bool = True
 
 
@@ -78,8 +78,7 @@ class Trainer:
             if isinstance(outcome, Failed):
                 outcome = Outcome(None, float("inf"), outcome.reason)
             elif outcome.metric is not None and self.settings.steps:
-                weights = {key: array_of(bits) for key, bits in outcome.weights.items()}
-                train.adopt(one.program, weights, self.settings.steps)
+                train.adopt(one.program, outcome.weights, self.settings.steps)
             found.append(outcome)
         return found
 
@@ -103,5 +102,5 @@ def _in_worker(trainer: Trainer, one: Newborn) -> Outcome:
     with using_threads(trainer.threads):
         outcome = trainer.trial(one)
     if outcome.metric is not None:
-        outcome.weights.update((key, bits_of(one.program.weights.array(key))) for key in one.program.weights)
+        outcome.weights.update((key, one.program.weights.array(key)) for key in one.program.weights)
     return outcome

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from graphwright.array import DType, NDArray, from_numpy
+from graphwright.array import NDArray
 from graphwright.errors import UsageError
 from graphwright.graph import Chain
 from graphwright.program.exclusive import exclusive
@@ -22,11 +20,8 @@ if TYPE_CHECKING:
     from graphwright.patterns import Pattern
     from graphwright.program.program import Program
 
-Bits = tuple[np.ndarray, DType]
-"""The bits of an array, in row-major order, and its dtype."""
 
-
-def message(p: Program) -> tuple[Callable[..., Program], tuple[dict[str, Any], dict[str, Bits]]]:
+def message(p: Program) -> tuple[Callable[..., Program], tuple[dict[str, Any], dict[str, NDArray]]]:
     """Return `received` and its arguments, as `copyreg` expects. Raises: UsageError while an edit is open."""
     with exclusive(p):
         if p.history.open is not None:
@@ -38,35 +33,25 @@ def message(p: Program) -> tuple[Callable[..., Program], tuple[dict[str, Any], d
         rows |= {key: weight_row(p.weights[key]) for key in own}
         body = {**structure_body(p), "weights": {key: rows[key] for key in p.weights}, "stacks": None, "history": None,
                 "constraints": p.constraints.to_json(), "base": p.journal.hash}  # fmt: skip
-        return received, (body, {key: bits_of(p.weights.array(key)) for key in own})
+        return received, (body, {key: p.weights.array(key) for key in own})
 
 
-def received(body: Mapping[str, Any], arrays: Mapping[str, Bits]) -> Program:
+def received(body: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> Program:
     """Return the program of a message; its journal is empty and continues the hash chain of the program sent."""
     return rebuild(body, lambda p: _Arrays(arrays), Chain(base=body["base"]), check=False)[0]
-
-
-def bits_of(array: NDArray) -> Bits:
-    """Return the bits and the dtype of an array."""
-    return np.ascontiguousarray(array.to_numpy(bits=True)).reshape(array.shape), array.dtype
-
-
-def array_of(bits: Bits) -> NDArray:
-    """Return an array with the given bits and dtype."""
-    return from_numpy(bits[0], bits=bits[1], copy=True)
 
 
 class _Arrays:
     """The weights of a message as a `TensorSource`."""
 
-    def __init__(self, arrays: Mapping[str, Bits]) -> None:
+    def __init__(self, arrays: Mapping[str, NDArray]) -> None:
         self._arrays = arrays
 
     def keys(self) -> Collection[str]:
         return self._arrays.keys()
 
     def weight(self, key: str, row: dict[str, Any]) -> NDArray:
-        return array_of(self._arrays[key])
+        return self._arrays[key].copy()  # a copy by `copy.copy` gets the arrays themselves
 
     def pattern(self, key: str, form: Mapping[str, Any]) -> Pattern:
         return read_pattern(form)

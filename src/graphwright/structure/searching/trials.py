@@ -14,13 +14,13 @@ from typing import Any, Self
 
 import numpy as np
 
+from graphwright.array import NDArray
 from graphwright.array.threads import ThreadCounts, thread_counts, using_threads
 from graphwright.autograd import as_tensor, no_grad
 from graphwright.errors import UsageError
 from graphwright.optim.lr_scheduler import CosineAnnealingLR
 from graphwright.plan.planning.native import wait_for_native_code
 from graphwright.program import Program
-from graphwright.program.files.sending import Bits, array_of, bits_of
 from graphwright.progress import Progress, ProgressCallback
 from graphwright.structure.graph import DifferentiableGraph, Task
 from graphwright.structure.optimizer import JointOptimizer
@@ -179,19 +179,19 @@ class Trained:
     """What comes back of a trial: the validation loss, and the weights after training by key."""
 
     loss: float
-    weights: Mapping[str, Bits]
+    weights: Mapping[str, NDArray]
 
     @classmethod
     def of(cls, p: Program, loss: float) -> Self:
         """Return the loss and the weights of a program."""
         keys = [key for key in p.variables() if key not in p.patterns]
-        return cls(loss, {key: bits_of(p.weights.array(key)) for key in keys})
+        return cls(loss, {key: p.weights.array(key) for key in keys})
 
     def write(self, p: Program) -> None:
         """Assign the weights to a program of the same structure."""
         variables = p.variables()
-        for key, bits in self.weights.items():
-            variables[key].assign(as_tensor(array_of(bits)))
+        for key, array in self.weights.items():
+            variables[key].assign(as_tensor(array))
 
 
 @dataclass(frozen=True, slots=True)
