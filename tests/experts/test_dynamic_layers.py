@@ -201,7 +201,7 @@ def test_outputs_and_choices_do_not_depend_on_later_tokens():
     before, later = m(gw.tensor(x)).numpy(), x.copy()
     later[:, 7] = 5.0
     after = m(gw.tensor(later)).numpy()
-    np.testing.assert_array_equal(after[:, :7], before[:, :7])
+    np.testing.assert_allclose(after[:, :7], before[:, :7], rtol=0, atol=1e-14)  # products of other sizes round apart
     assert (after[:, 7:] != before[:, 7:]).any()
     choices = [m.route(gw.tensor(t[0])).choice.numpy()[:7] for t in (x, later)]
     np.testing.assert_array_equal(choices[0], choices[1])
