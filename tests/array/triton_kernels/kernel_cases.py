@@ -124,7 +124,7 @@ def reduce(deep: bool) -> Cases:
     ):
         x = drawn(3, 5, 4, 33) * 3
         x = x.to(dtype) if op not in ("prod", "mean") or dtype == F64 else x
-        x = x.sign() * x.abs() ** 0.1 if op == "prod" else x
+        x = x.sign() * x.abs() ** 0.02 if op == "prod" else x  # of 1980 numbers, in no order infinite
         yield f"{op} over {axes} {dtype}", Case(op, [x], {"axes": axes, "keepdims": False}, "odd", tolerance=2e-6)
     for op, shape, axes in (("sum", (2, 2107), (1,)), ("mean", (2107, 3), (0,)), ("amax", (3, 40, 30), None),
                             ("any", (2100,), None), ("all", (40, 2, 35), (0, 2)), ("prod", (1100,), None)):  # fmt: skip

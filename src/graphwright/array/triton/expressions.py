@@ -182,8 +182,8 @@ def expm1(x: Value) -> Value:
         quotient = (e - 1.0) * x / e.call("log")
         inner = select((e == 1.0) | (e == inf), x, quotient)
         return select(absolute(x) < 0.5, inner, e - 1.0)
-    series = x * polynomial(x, 1.0, 1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720, 1 / 5040, 1 / 40320)
-    return select(absolute(x) < 0.35, series, e - 1.0)
+    series = x * polynomial(x, 1.0, 1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720, 1 / 5040, 1 / 40320, 1 / 362880)
+    return select(absolute(x) < 0.7, series, e - 1.0)
 
 
 def log1p(x: Value) -> Value:
