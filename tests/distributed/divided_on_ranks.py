@@ -109,9 +109,32 @@ def pruned() -> dict[str, Any]:
     return close_to(p, feeds(p), "layers.*")
 
 
+def mixing() -> dict[str, gw.Program]:
+    """Return programs whose units cannot be divided: a matrix from units to units, and a weight of two axes."""
+    rng, made = np.random.default_rng(0), {}
+    for name, rows in (("pairs", 8), ("beside", 11)):
+        b = gw.Builder(name)
+        weight = lambda key, *shape, b=b: b.param(key, rng.normal(size=shape).astype("f4"))  # noqa: E731
+        x = b.linear(b.input("x", ("B", 6)), weight("a", rows, 6))
+        if name == "pairs":
+            y = b.linear(b.add(x, b.linear(x, weight("w", 8, 8))), weight("c", 5, 8))
+        else:
+            u, v = (b.op("slice", x, axis=1, start=start, size=size) for start, size in ((0, 8), (8, 3)))
+            y = b.add(b.linear(u, weight("c", 5, 8)), b.linear(v, weight("d", 5, 3)))
+        b.output(y, "y")
+        made[name] = b.build()
+    return made
+
+
 def refused() -> dict[str, str]:
     """Return the errors of divisions that cannot be made."""
     found = {}
+    for name, q in mixing().items():
+        try:
+            with q.edit("divide") as e:
+                distributed.tensor_parallel(e, q.select("*"))
+        except GraphwrightError as error:
+            found[name] = f"{type(error).__name__}: {error}"
     p = gw.open("bundled").program
     calls = {"ranks": lambda e: distributed.tensor_parallel(e, p.select("layers.*"), ranks=5),
              "nothing": lambda e: distributed.tensor_parallel(e, p.select("embed"))}  # fmt: skip

@@ -32,6 +32,8 @@ def check(found: list[dict[str, Any]], ranks: int, state: Path) -> None:
             assert all(len(units) == ranks and min(units) > 0 for units in one["axes"].values()), name
         assert facts["refused"]["ranks"].startswith("WrongWorld")
         assert facts["refused"]["nothing"].startswith("UsageError")
+        assert "w depends on pairs of units" in facts["refused"]["pairs"]
+        assert "a[0] has other entries" in facts["refused"]["beside"]
         assert facts["refused"]["written"] == "[]"
         assert facts["refused"]["gathered"] == "True, 0 entries"
         assert "cannot be edited" in facts["refused"]["inside"]

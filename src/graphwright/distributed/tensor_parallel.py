@@ -15,7 +15,7 @@ from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import traits
 from graphwright.ops.axes import atoms, resolve
-from graphwright.program.axes.divide import Share, divided
+from graphwright.program.axes.divide import Share, divided, obstacle
 from graphwright.program.editing.replace import redirect
 from graphwright.program.op_graph import Value
 from graphwright.report import Report
@@ -102,9 +102,9 @@ def _divisible(found: Axes, inside: set[NodeId], ranks: int) -> tuple[list[AxisG
     chosen: list[AxisGroup] = []
     busy = {atom for row in (*found.solution.lookups, *found.solution.groups) for atom in atoms(resolve(row.axis))}
     ranked = [g for kind in _KINDS for g in found.values() if g.kind == kind and len(g.atoms) == 1]
-    joined, taken = set[NodeId](), set[str]()
+    joined = set[NodeId]()
     for group in ranked:
-        sums, keys = _sums(found, group), {m.key for m in group.members if m.key is not None}
+        sums = _sums(found, group)
         contractions = all(_contracts(p, node) for node in sums)
         if (
             group.frozen
@@ -113,16 +113,16 @@ def _divisible(found: Axes, inside: set[NodeId], ranks: int) -> tuple[list[AxisG
             or not sums
             or not contractions
             or not inside >= {*sums}
+            or joined & {*sums}
         ):
             continue
-        if joined & {*sums} or taken & keys:
-            continue
-        if group.size < ranks:
-            few |= {node: f"{group.name} has {group.size} units" for node in sums}
+        why = obstacle(found, group.atoms[0], [atom for other in chosen for atom in other.atoms])
+        why = why or (f"{group.name} has {group.size} units" if group.size < ranks else "")
+        if why:
+            few |= {node: why for node in sums}
             continue
         chosen.append(group)
         joined |= {*sums}
-        taken |= keys
     return chosen, [text for node, text in few.items() if node not in joined]
 
 

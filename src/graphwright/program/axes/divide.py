@@ -8,7 +8,7 @@ them, which is another.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from graphwright.array import Device, NDArray, empty, from_numpy
 from graphwright.array.world import WrongWorld, divide_ranks, world
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
-from graphwright.ops.axes import spread
+from graphwright.ops.axes import Atom, Concatenation, Product, Term, spread
 from graphwright.program.axes.resize import ResizeAxis, ResizedWeight, resize
 from graphwright.program.editing import fields as f
 from graphwright.program.editing.edits import Annotation, Edit, RecordReader, SetWeight
@@ -31,6 +31,7 @@ from graphwright.program.files import forms
 from graphwright.program.kinds import STORED
 
 if TYPE_CHECKING:
+    from graphwright.program.axes.axes import Axes
     from graphwright.program.editing.journal import Entry
     from graphwright.program.program import Program
 
@@ -242,7 +243,7 @@ def divided(p: Program, shares: Sequence[Share], structure: str) -> DivideAxes:
 
     Args:
         structure: hash of the structure of the program before any edit of the division.
-    Raises: UsageError if shares are not all units of an axis; WrongWorld; the errors of `resize`.
+    Raises: UsageError if shares are not all units of an axis, or cannot be divided; WrongWorld; the errors of `resize`.
     """
     found, here = p.axes(), divide_ranks(len(shares[0].units)) if shares else world()
     for share in shares:
@@ -251,6 +252,10 @@ def divided(p: Program, shares: Sequence[Share], structure: str) -> DivideAxes:
         if group.size != sum(share.units) or min(share.units) < 1:
             raise UsageError("the shares are not all units of the axis, at least one a rank", where=share.axis,
                              expected=group.size, got=" + ".join(map(str, share.units)))  # fmt: skip
+    along = {found[share.axis].atoms[0]: share.axis for share in shares}
+    for atom, axis in along.items():
+        if why := obstacle(found, atom, along):
+            raise UsageError("the units of the axis cannot be divided", where=axis, got=why)
     maps = [{found[s.axis].atoms[0]: np.asarray(s.of(part)) for s in shares} for part in range(here.parts)]
     mine = resize(found, {s.axis: s.of(here.part) for s in shares}, correct=False)
     weights = []
@@ -263,6 +268,39 @@ def divided(p: Program, shares: Sequence[Share], structure: str) -> DivideAxes:
     local = (*mine.attrs, *((node, {**p.attrs(node), DIVIDED: mark}) for node, mark in stored))
     whole = tuple((node, dict(p.attrs(node))) for node, _ in local)
     return DivideAxes(tuple(shares), tuple(weights), whole, local, structure)
+
+
+def obstacle(found: Axes, atom: Atom, others: Collection[Atom] = ()) -> str:
+    """Return why the units of an axis, besides those of `others`, cannot be divided among ranks, or "" if they can.
+
+    Each entry of a weight must be on one rank, and a value must depend on the units of one rank: neither a matrix from
+    units to units nor a dimension with other entries beside those of the units can be divided.
+    """
+    divided = {atom, *others}
+    for member in found.members_of(atom):
+        terms = found.solution.dims[member.value]
+        if sum(_factors(term, divided) for term in terms) > 1:
+            return f"{member.path} depends on pairs of units"
+        if member.key is not None and not _covers(terms[member.dim], divided):
+            return f"{member} has other entries beside those of the units"
+    return ""
+
+
+def _factors(term: Term, divided: Collection[Atom]) -> int:
+    """Return how many factors of a term are divided."""
+    if isinstance(term, Atom):
+        return int(term in divided)
+    parts = [_factors(t, divided) for t in (term.factors if isinstance(term, Product) else term.parts)]
+    return sum(parts) if isinstance(term, Product) else max(parts)
+
+
+def _covers(term: Term, divided: Collection[Atom]) -> bool:
+    """Return whether each entry along a term belongs to a divided unit."""
+    if isinstance(term, Concatenation):
+        return all(_covers(part, divided) for part in term.parts)
+    if isinstance(term, Product):
+        return any(_covers(factor, divided) for factor in term.factors)
+    return term in divided
 
 
 def divided_weights(p: Program) -> frozenset[str]:
