@@ -17,6 +17,7 @@ import graphwright as gw
 from graphwright.errors import UsageError
 from graphwright.models import ExportError
 from graphwright.models.export.receipt import Receipt
+from graphwright.models.open import config_from, create
 from safetensors import safe_open
 
 
@@ -93,6 +94,13 @@ def test_an_export_without_edits_is_not_compared_with_itself(made, tmp_path):
     times = receipt.cost["latency_ms"]
     assert times["prefill"].keys() == times["decode"].keys() == {"after"}
     assert "%" not in dict(receipt.summary())["ms per token"]
+
+
+def test_a_model_with_few_positions_is_timed_with_a_shorter_prompt(tmp_path):
+    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 12, "vocab_size": 40}
+    names = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "bos_token_id": 0, "eos_token_id": 0}
+    receipt = create(config_from(sizes | names)).export(tmp_path / "out", check="none")
+    assert receipt.cost["latency_ms"]["context"] < 12
 
 
 def test_figures_of_zeros_are_those_of_the_files_beside_the_program(made, tmp_path):

@@ -23,7 +23,7 @@ from graphwright.models.errors import ExportError
 from graphwright.models.export.examples import GREEDY_TOKENS, IDS, Example
 from graphwright.models.generation.recomputed import is_cacheable
 from graphwright.models.generation.text import feeds_of, padded_ids
-from graphwright.models.generation.timed import CONTEXT, decode_calls, prefill_calls, run_call
+from graphwright.models.generation.timed import decode_calls, lengths, prefill_calls, run_call
 from graphwright.report import Report
 from graphwright.safetensors import Checkpoint
 from graphwright.timing import TimeComparison, compare_times, measure_time
@@ -155,8 +155,10 @@ class Receipt(Report):
                 before = f"{value['before']:,} -> " if value.get("before", value["after"]) != value["after"] else ""
                 program = f" in the files, {value['program']:,} in the program" if "program" in value else ""
                 rows.append((name.replace("_", " "), f"{before}{value['after']:,}{program}"))
-        for name, label in (("prefill", f"ms for {CONTEXT} tokens"), ("decode", "ms per token"), ("run", "ms per run")):
-            value = dict(self.cost.get("latency_ms", {}).get(name, {}))
+        times = self.cost.get("latency_ms", {})
+        prefill = f"ms for {times.get('context')} tokens"
+        for name, label in (("prefill", prefill), ("decode", "ms per token"), ("run", "ms per run")):
+            value = dict(times.get(name, {}))
             if "before" in value:
                 of_program = value.pop("program", None)
                 rows.append((label, str(_comparison(value))))
@@ -234,7 +236,7 @@ def cost(model: Model) -> dict[str, Any]:
 
 
 def latency(source: Model | None, written: Model, model: Model, example: Example) -> dict[str, Any]:
-    """Measure the ms to prefill 128 tokens and to decode one, or without a cache to run an example, in turns.
+    """Measure the ms to prefill a prompt and to decode a token, or without a cache to run an example, in turns.
 
     Args:
         source: the model before all edits, if it is known; not compared with an equal model.
@@ -248,10 +250,12 @@ def latency(source: Model | None, written: Model, model: Model, example: Example
         source = None  # equal programs differ by noise alone
     sides = {"after": written} | ({} if written is model or source is None else {"program": model})
     kinds: dict[str, Any] = {"prefill": prefill_calls, "decode": decode_calls}
-    context = {"context": CONTEXT}
     programs = [m.program for m in (source, written, model) if m is not None and m.arch.imported is not None]
+    context: dict[str, Any] = {}
     if model.task != LANGUAGE_MODEL or not all(map(is_cacheable, programs)):
-        context, kinds = {}, {"run": lambda *programs: [run_call(p, _feeds(p, example)) for p in programs]}
+        kinds = {"run": lambda *programs: [run_call(p, _feeds(p, example)) for p in programs]}
+    else:
+        context["context"] = lengths(*(m.program for m in (source, written, model) if m is not None))[0]
     found: dict[str, Any] = {name: {} for name in kinds}
     try:
         for name, made in kinds.items():
