@@ -56,9 +56,12 @@ def loss_of(y: Any, targets: Any) -> Any:
     return ((y - targets) ** 2).mean()
 
 
-def compiled(size: int, optimizer: str = "AdamW", **options: Any) -> tuple[Any, Any]:
+def compiled(
+    size: int, optimizer: str = "AdamW", groups: Sequence[Sequence[str]] = (), **options: Any
+) -> tuple[Any, Any]:
     p = network()
-    opt = getattr(gw.optim, optimizer)(p, 1e-2)
+    given = [{"params": [p.weights[key] for key in keys]} for keys in groups]
+    opt = getattr(gw.optim, optimizer)(given or p, 1e-2)
     inputs = {"x": np.zeros((size, SIZES[0]), "f4"), "targets": np.zeros((size, SIZES[-1]), "f4")}
     return p, gw.compile_step(p, loss_of, opt, inputs, **options)
 
@@ -82,6 +85,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "clip": {"clip": 0.05},
     "accumulate": {"accumulate": 4, "clip": 0.5},
     "aten": {"deterministic": True},
+    "groups": {"groups": [["w0", "b1"], ["w2", "b0"], ["w1", "b2"]], "clip": 0.05},
+    "one weight": {"groups": [["w1"]], "clip": 0.05},  # so that one rank owns nothing
 }
 
 
@@ -105,10 +110,14 @@ def parallel(name: str, steps: int, **options: Any) -> dict[str, Any]:
 
 # -- edits, saved trainings, errors ------------------------------------------------------------------------------------
 def _edit(p: Any, step: int) -> None:
-    """Change the structure between steps: cut units, insert a layer, undo."""
+    """Change the program between steps: cut units, freeze weights for a step, insert a layer, undo."""
     if step == 3:
         with p.edit("cut units") as e:
-            e.cut_units(p.axes().of("w1", 0)[0].units([1, 5, 7]))
+            e.cut_units(p.axes().of("w1", 0)[0].units(range(1, 19)))
+    if step in (4, 5):  # w1 is now smaller than w0, so that new owners would be others
+        with p.edit("freeze or thaw") as e:
+            for key in ("w0", "w1"):
+                e.set_attr(p.node(key), trainable=step == 5)
     if step == 6:
         with p.edit("insert") as e:
             (edge,) = [x for x in p.out_edges(p.node("tanh")) if p.op(p.graph.target(x)) == "linear"]
@@ -214,7 +223,10 @@ def not_together() -> dict[str, Any]:
 
 
 KINDS: dict[str, dict[str, Any]] = {"plain": {}, "sharded": {"shard_optimizer": True}}
-NAMES = {"plain": [*OPTIONS], "sharded": ["plain", "clip", "accumulate"]}
+NAMES = {
+    "plain": ["plain", "clip", "accumulate", "aten"],
+    "sharded": ["plain", "clip", "accumulate", "groups", "one weight"],
+}
 OPTIMIZERS = ("AdamW",)
 
 

@@ -45,7 +45,8 @@ def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequ
     if taped and row.traits.opaque and row.expand is not None and outs is None:
         return row.expand(inputs, attrs)  # run as ops that have gradients
     if recorder is not None and (
-        any(t.symbolic or t.is_variable for t in (*inputs, *(outs or ())))
+        row.traits.collective  # of constants too: all ranks run it in each step, and none while tracing
+        or any(t.symbolic or t.is_variable for t in (*inputs, *(outs or ())))
         or (recorder.named is not None and row.names_sizes(attrs))
     ):
         data = [recorder.resolve(t) for t in inputs]  # for a variable its current value in the trace

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 
-from graphwright.array import DType, from_numpy
+from graphwright.array import DType, float32, float64, from_numpy
 from graphwright.array.world import World, world
 from graphwright.autograd import Parameter, Tensor
 from graphwright.distributed.balance import owners
@@ -40,14 +42,16 @@ class ShardedOptimizer(DataParallel):
     """Averages gradients for the owner of each parameter, and gathers the new values.
 
     Attributes:
-        owner: id of a parameter -> its owner. An edit leaves the owners of the other parameters as they are.
+        owner: id of a parameter -> its owner, while the program or its history has the parameter: one that an undo
+            brings back, or that is no longer frozen, finds its moments where they were.
     """
 
+    same_trace = False
     each_batch = True
 
     def __init__(self, world: World, bucket_bytes: int, optimizer: Optimizer, source: Program) -> None:
         super().__init__(world, bucket_bytes, optimizer, source)
-        self.owner: dict[int, tuple[int, Parameter]] = {}
+        self.owner: dict[int, tuple[int, ref[Parameter]]] = {}
         self._buckets: list[OwnedBucket] = []
         self._assign_owners([*optimizer.parameters()])
         optimizer.shards = self
@@ -62,13 +66,13 @@ class ShardedOptimizer(DataParallel):
 
     def _assign_owners(self, members: Sequence[Parameter]) -> None:
         """Give an owner to each parameter without one."""
-        present = {id(p) for p in members}
-        self.owner = {key: found for key, found in self.owner.items() if key in present}
-        loads = [0] * self.ranks
-        for rank, p in self.owner.values():
-            loads[rank] += nbytes(p)
-        added = [p for p in members if id(p) not in self.owner]
-        self.owner |= {id(p): (rank, p) for rank, p in zip(owners([*map(nbytes, added)], loads), added, strict=True)}
+        held, loads = self.owner, [0] * self.ranks
+        added = [p for p in members if id(p) not in held]
+        for p in members:  # which are the same on all ranks; others may live longer on one of them
+            if id(p) in held:
+                loads[held[id(p)][0]] += nbytes(p)
+        for rank, p in zip(owners([*map(nbytes, added)], loads), added, strict=True):
+            held[id(p)] = rank, ref(p, partial(_drop, held, id(p)))
 
     def _release(self) -> None:
         """Drop the states of parameters that other ranks own."""
@@ -101,6 +105,8 @@ class ShardedOptimizer(DataParallel):
 
     def norm(self, norm: Tensor) -> Tensor:
         """Return the norm of the gradients of all owners."""
+        kinds = {wide(p.dtype) for p in self.optimizer.parameters()}
+        norm = norm.to(float64 if float64 in kinds else float32)  # also where this rank owns none of them
         return call("all_reduce", norm * norm, ranks=self.ranks).sqrt()
 
     def found(self, found: Tensor) -> Tensor:
@@ -152,6 +158,10 @@ class ShardedOptimizer(DataParallel):
                     call("send", variable.detach(), to=0, ranks=n)
                 else:
                     variable.assign(call("recv", variable.detach(), source=owner, ranks=n))
+
+
+def _drop(held: dict[int, Any], key: int, _: object) -> None:
+    held.pop(key, None)
 
 
 def _nothing(kind: DType) -> Tensor:

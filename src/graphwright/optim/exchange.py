@@ -18,9 +18,12 @@ class Exchange:
 
     Attributes:
         ranks: number of processes that feed a batch each.
+        same_trace: whether the traces of all processes have the same nodes. If not, the step is traced from the start
+            after an edit, as the order of its collectives would else depend on nodes of the former trace.
         each_batch: with `accumulate`, whether `gradients` is called on those of each batch, instead of on their sum.
     """
 
+    same_trace = True
     each_batch = False
     ranks = 1
 

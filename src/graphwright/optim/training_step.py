@@ -166,7 +166,7 @@ class CompiledStep:
         if self._made is None or now != self._known or not self._made.fresh:
             made, self._made, self._known = self._made, None, None  # discarded if an error follows
             with uncollected():
-                if made is not None and made.usable:
+                if made is not None and made.usable and (self.exchange is None or self.exchange.same_trace):
                     made.update()
                 else:
                     kind = TrainingStepGraph if updatable(self.source) else RetracedStep

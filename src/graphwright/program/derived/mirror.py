@@ -381,7 +381,7 @@ class MirrorRecorder(TraceRecorder):
         operands, name = [self._own(s) for s in inputs], self._name(op.name)
         node = next((n for n in self.spare if self.program.op(n) == op.name), None)
         if node is None:
-            node = add_op(self.program, op.name, operands, attrs, name, self.after(operands))
+            node = add_op(self.program, op.name, operands, attrs, name, self.after(operands, op))
         else:
             self._reuse(node, op, operands, attrs, name)
         self.made.append(node)
@@ -404,8 +404,14 @@ class MirrorRecorder(TraceRecorder):
         """Return the results of a node as symbols of this recorder."""
         return tuple(Symbol(spec, Value(node, port), self) for port, spec in enumerate(self.program.specs(node)))
 
-    def after(self, operands: Sequence[Value]) -> NodeId | None:
-        """Return the node after which to insert a reader of these operands; None to append the reader."""
+    def after(self, operands: Sequence[Value], op: Op | None = None) -> NodeId | None:
+        """Return the node after which to insert an op that reads these operands; None to append it.
+
+        One that talks to other ranks follows all such ops, whatever its operands, which may differ among the ranks.
+        """
         if not self.near or not operands:
             return None
-        return max((v.node for v in operands), key=self.program.order_labels.key)
+        nodes = [v.node for v in operands]
+        if op is not None and op.traits.collective and not op.traits.waits:
+            nodes += self.program.of_traits(collective=True, waits=False)
+        return max(nodes, key=self.program.order_labels.key)

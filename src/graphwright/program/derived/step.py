@@ -95,7 +95,7 @@ class ReusingRecorder(MirrorRecorder):
             node = self._rewired(role, op, operands, specs, attrs)
             if node is not None:
                 return node
-            return add_op(self.program, op.name, operands, attrs, self._name(op.name), self.after(operands))
+            return add_op(self.program, op.name, operands, attrs, self._name(op.name), self.after(operands, op))
 
         node = self.now.by_role[role] = self._take((op.name, *operands, attributes), specs, make)
         return node
