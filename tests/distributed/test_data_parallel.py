@@ -135,6 +135,17 @@ def test_the_loss_scale_and_skips_work_with_an_exchange():
         assert scale == found[0][1] == 2.0**9
 
 
+def test_a_training_is_saved_after_an_update_not_with_sums_of_one_rank(tmp_path):
+    p, step = shared(accumulate=2)
+    on_ranks.trained(step, on_ranks.batches(1, 12))
+    step.exchange.ranks = 2
+    with pytest.raises(UsageError, match="sums of gradients on other ranks"):
+        gw.save_state(tmp_path / "s", p, step.optimizer, compiled=step)
+    assert not (tmp_path / "s").exists()
+    on_ranks.trained(step, on_ranks.batches(1, 12))
+    gw.save_state(tmp_path / "s", p, step.optimizer, compiled=step)
+
+
 def test_a_world_of_one_needs_no_exchange_and_bad_sizes_are_refused():
     _, step = on_ranks.compiled(12)
     assert distributed.data_parallel(step) is step

@@ -86,9 +86,13 @@ def save_state(
         directory: its parent must exist.
         compiled: the step made by `compile_step`; its options and the number of accumulated batches are saved.
         facts: additional JSON values, available as `SavedState.facts` after loading.
-    Raises: UsageError if a state is not JSON, or if a divided program was edited after the division; FileError if
-        writing fails, with the old directory unchanged.
+    Raises: UsageError if a state is not JSON, if a divided program was edited after the division, or if other ranks
+        have sums of gradients; FileError if writing fails, with the old directory unchanged.
     """
+    if compiled is not None and compiled.sums_apart:
+        raise UsageError("the sums of gradients on other ranks would be missing", where="save_state",
+                         got=f"a step with accumulate={compiled.settings.accumulate} between two updates",
+                         fix="save after an update, or use shard_optimizer=True")  # fmt: skip
     with whole(optimizer, gather=True):
         here, parts = world(), Parts(model, optimizer, compiled)
         if here.rank == 0 or (parts and here.copy == 0):

@@ -122,6 +122,14 @@ class CompiledStep:
         """Whether a term skipped the update of the last call; see `StepView.skip`. It reads memory."""
         return "skipped" in self.reports and bool(self.reports["skipped"].item())
 
+    @property
+    def sums_apart(self) -> bool:
+        """Whether each of several processes has a sum of the gradients of its own batches, until the next update."""
+        exchange = self.exchange
+        if exchange is None or exchange.ranks == 1 or exchange.each_batch:
+            return False
+        return self.settings.accumulate > 1 and self._count.item() > 0
+
     def bind(self) -> BoundCall:
         """Bind the step to fixed buffers for inputs and loss; see `BoundCall`. After an edit, bind again."""
         wait_for_vm(self._planning)
