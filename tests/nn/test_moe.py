@@ -100,7 +100,7 @@ def test_padding_has_no_experts_and_changes_no_other_row_or_figure():
     for loss in (balance_loss, z_loss):
         assert loss(routing).item() == pytest.approx(loss(alone).item(), rel=1e-12)
     made = m(x, gw.tensor(valid)).numpy()
-    np.testing.assert_array_equal(made[valid], m(x).numpy()[valid])
+    np.testing.assert_allclose(made[valid], m(x).numpy()[valid], rtol=0, atol=1e-14)  # of products of other sizes
     assert not made[~valid].any()
 
 

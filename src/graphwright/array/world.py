@@ -81,7 +81,7 @@ class World:
         return self.ranks // self.parts
 
 
-GROUPS = ("all", "model", "data")
+GROUPS = ("run", "model", "data")
 """The groups of ranks, as attributes of collectives name them."""
 _ALONE = World()
 _current = [_ALONE]
@@ -104,7 +104,7 @@ def group_of(ranks: int, group: str) -> ProcessGroup | None:
     """
     here = _current[0]
     count, found = {
-        "all": (here.ranks, here.group), "model": (here.parts, here.model), "data": (here.copies, here.data),
+        "run": (here.ranks, here.group), "model": (here.parts, here.model), "data": (here.copies, here.data),
     }[group]  # fmt: skip
     if count != ranks:
         raise WrongWorld(

@@ -177,7 +177,7 @@ class DataParallel(Exchange):
         """
         here, local = world(), local_variables(self.source)
         self._local = [p for p in members if id(p) in local and p.grad is not None]
-        whole, everywhere = [p for p in members if id(p) not in local], {"ranks": here.ranks, "group": "all"}
+        whole, everywhere = [p for p in members if id(p) not in local], {"ranks": here.ranks, "group": "run"}
         summed = [(bucket, everywhere) for bucket in buckets(whole, self.bucket_bytes)]
         if here.copies > 1:
             among = {"ranks": here.copies, "group": "data"}
@@ -258,7 +258,7 @@ def start_equal(step: CompiledStep) -> None:
     here = world()
     for variable in variables.values():
         if id(variable) not in local:
-            _take_from_first(variable, here.rank, ranks=here.ranks, group="all")
+            _take_from_first(variable, here.rank, ranks=here.ranks, group="run")
         else:
             _take_from_first(variable, here.copy, ranks=here.copies, group="data")
 

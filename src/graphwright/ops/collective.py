@@ -27,7 +27,7 @@ from graphwright.settings import Number, Range
 
 Ranks = Annotated[int, Range(1, 1 << 20, whole=True)]
 Rank = Annotated[int, Range(0, (1 << 20) - 1, whole=True)]
-_AMONG = {"ranks": Attr(Ranks), "group": Attr(Literal[GROUPS], "all")}
+_AMONG = {"ranks": Attr(Ranks), "group": Attr(Literal[GROUPS], "run")}
 _NOT_EXPORTED = dict.fromkeys(("emit", "onnx"), "an exported model runs in one process")
 _ONE_PROGRAM = {"axes": "the blocks of an axis are on different ranks, whose programs are edited together"}
 
@@ -70,7 +70,7 @@ def _others(n: int) -> float:
 
 
 def _drawn(*shape: int, **attrs: Any) -> Any:
-    return lambda rng: ([rng.normal(size=shape)], {"ranks": 1, "group": "all", **attrs})
+    return lambda rng: ([rng.normal(size=shape)], {"ranks": 1, "group": "run", **attrs})
 
 
 class _Collective(Row):
@@ -281,7 +281,7 @@ class AllReduceStart(_Start):
         return Cost(outs[0].size, sum(i.nbytes for i in ins), outs[0].nbytes, sent)
 
     def sample(rng):
-        return [rng.normal(size=s) for s in ((3, 4), (5,))], {"ranks": 1, "group": "all", "gated": False, "scale": 0.5}
+        return [rng.normal(size=s) for s in ((3, 4), (5,))], {"ranks": 1, "group": "run", "gated": False, "scale": 0.5}
 
 
 @op("all_reduce_wait")
@@ -316,7 +316,7 @@ class ReduceScatterStart(_Start):
         return Cost(outs[0].size, sum(i.nbytes for i in ins), outs[0].nbytes, sent)
 
     def sample(rng):
-        attrs = {"ranks": 1, "group": "all", "gated": False, "scale": 0.5, "counts": (2,)}
+        attrs = {"ranks": 1, "group": "run", "gated": False, "scale": 0.5, "counts": (2,)}
         return [rng.normal(size=s) for s in ((3, 4), (5,))], attrs
 
 
@@ -335,7 +335,7 @@ class ReduceScatterWait(_Wait):
 
     arity, attrs = 2, {"rank": Attr(Rank), **_AMONG}
     traits = Traits(contiguous=(0, 1))
-    sample = lambda rng: ([rng.normal(size=7)] * 2, {"rank": 0, "ranks": 1, "group": "all"})
+    sample = lambda rng: ([rng.normal(size=7)] * 2, {"rank": 0, "ranks": 1, "group": "run"})
 
     def infer(bucket, arriving, rank, ranks, group):
         in_ranks(rank, ranks, "rank")
@@ -366,7 +366,7 @@ class AllGatherStart(_Start):
         return Cost(0, sum(i.nbytes for i in ins), outs[0].nbytes, sent)
 
     def sample(rng):
-        attrs = {"ranks": 1, "group": "all", "gated": False, "rank": 0, "length": 17}
+        attrs = {"ranks": 1, "group": "run", "gated": False, "rank": 0, "length": 17}
         return [rng.normal(size=s) for s in ((3, 4), (5,))], attrs
 
 
