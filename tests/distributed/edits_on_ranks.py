@@ -103,5 +103,26 @@ def refused() -> dict[str, Any]:
     return found
 
 
+def of_a_file() -> dict[str, Any]:
+    """Edit a model whose weights are in a file, some of equal shapes, and train it for a step."""
+    p, here = gw.open("bundled", tokenizer=False).program, distributed.rank()
+    ids = np.random.default_rng(3).integers(0, 200, (distributed.ranks(), 6))
+    given = {"ids": ids[here : here + 1], "positions": np.arange(6)[None]}
+
+    def loss(logits: Any, ids: Any) -> Any:
+        return gw.nn.functional.cross_entropy(logits[:, :-1], ids[:, 1:], dim=-1)
+
+    step = gw.compile_step(p, loss, gw.optim.SGD(p.parameters(), lr=0.1), given)
+    distributed.data_parallel(step)
+    if distributed.is_main():
+        with p.edit("one more layer") as e:
+            e.duplicate("layers.1")
+        with p.edit("another order") as e:
+            e.insert(next(iter(p.out_edges("layers.0.attn.k"))), "tanh")
+    count = len(distributed.sync_edits(p))
+    step(given)
+    return {"count": count, "order": [p.path(n) for n in p.order()], "hash": p.hash()}
+
+
 def everything() -> dict[str, Any]:
-    return {"random": random_edits(), "refused": refused()}
+    return {"random": random_edits(), "refused": refused(), "of a file": of_a_file()}

@@ -17,6 +17,8 @@ def test_rounds_of_random_edits_on_three_ranks() -> None:
     alone = edits_on_ranks.random_edits()  # the same edits and batches in one process
     assert alone["structures"] == rounds[0]["structures"]
     np.testing.assert_allclose(rounds[0]["losses"], alone["losses"], rtol=1e-5)
+    assert found[0]["of a file"]["count"] == 2
+    assert [f["of a file"] for f in found] == [found[0]["of a file"]] * 3
     for facts in (f["refused"] for f in found):
         assert facts["refused"][0] == "EditRefused"
         assert "rank 1: " in facts["refused"][1]

@@ -57,6 +57,15 @@ def test_a_journal_replays_on_a_program_with_equal_names():
     assert q.hash() == tiny().hash()
 
 
+def test_a_replay_gives_the_topological_order_of_the_recorded_program():
+    p, q = tiny(), tiny()
+    with p.edit("in the middle") as e:
+        e.insert(p.in_edges("j")[0], "tanh", name="t")
+        e.link("x", "j", np.ones((2, 3), "f4"), name="skip")
+    replay(p, q)
+    assert [*map(q.path, q.order())] == [*map(p.path, p.order())]
+
+
 def test_a_journal_with_gates_replays():
     p, q = tiny(), tiny()
     with p.edit("two gates") as e:

@@ -5,7 +5,8 @@ Invariant: all ranks hold the same parameters after each step, because they appl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -146,11 +147,13 @@ class DataParallel(Exchange):
         self.optimizer, self.source = optimizer, source
         self._local: list[Parameter] = []  # divided among the ranks, with a gradient in the present trace
         self._compared = False  # whether the ranks of a copy were fed the same batch since the last trace
+        self._sent: list[str] = []  # which parameters are in the buckets, in order
 
     def traced(self, source: Program, step: Program) -> None:
         """Compare program and collectives with those of the other ranks. Raises: ProgramsDiffer, RankLost."""
         agree(structure(source), "programs")
-        agree(collectives_hash(step), "collectives in their training step")
+        found = blake2b(f"{collectives_hash(step)} {self._sent}".encode(), digest_size=16)
+        agree(found.hexdigest(), "collectives in their training step")
         self._compared = not divided_weights(source)
 
     def fed(self, feeds: Mapping[str, Any]) -> None:
@@ -176,6 +179,7 @@ class DataParallel(Exchange):
         A divided parameter has the gradient of the sum of the losses of the ranks of its copy already, by their sums.
         """
         here, local = world(), local_variables(self.source)
+        self._note(members)
         self._local = [p for p in members if id(p) in local and p.grad is not None]
         whole, everywhere = [p for p in members if id(p) not in local], {"ranks": here.ranks, "group": "run"}
         summed = [(bucket, everywhere) for bucket in buckets(whole, self.bucket_bytes)]
@@ -196,6 +200,12 @@ class DataParallel(Exchange):
             found = call("all_reduce_wait", begun, **among)
             for p, g in zip(bucket, parts(found, [p.shape for p in bucket]), strict=True):
                 p.grad = g
+
+    def _note(self, members: Sequence[Parameter]) -> None:
+        """Remember the parameters of the buckets by key, else by number: equal shapes do not tell them apart."""
+        names = {id(p): str(i) for i, p in enumerate(self.optimizer.parameters())}
+        names |= {id(v): key for key, v in self.source.weights.items()}
+        self._sent = [names[id(p)] for p in members]
 
     def norm(self, norm: Tensor) -> Tensor:
         """Return the norm of the gradients of all ranks of a copy, where parameters of all of them count once."""
@@ -255,12 +265,7 @@ def start_equal(step: CompiledStep) -> None:
         local |= {id(v) for v in step.optimizer.state[p].variables().values()}
     described = [(name, repr(v.spec)) for name, v in variables.items() if id(v) not in local]
     agree(blake2b(repr(described).encode(), digest_size=16).hexdigest(), "parameters or optimizer states")
-    here = world()
-    for variable in variables.values():
-        if id(variable) not in local:
-            _take_from_first(variable, here.rank, ranks=here.ranks, group="run")
-        else:
-            _take_from_first(variable, here.copy, ranks=here.copies, group="data")
+    _take_from_first(variables, local)
 
 
 def structure(p: Program) -> str:
@@ -279,11 +284,25 @@ def local_variables(p: Program) -> set[int]:
     return {id(p.weights[key]) for key in divided_weights(p)}
 
 
-def _take_from_first(variable: Variable, rank: int, **among: Any) -> None:
-    """Overwrite a variable by that of the first rank of a group, in which this one has the number `rank`."""
-    value = call("broadcast", variable.detach(), root=0, **among)
-    if rank != 0:
-        variable.assign(value)
+def _take_from_first(variables: Mapping[str, Variable], local: Collection[int]) -> None:
+    """Overwrite variables by those of rank 0, and those with an id in `local` by those of the first copy.
+
+    What all ranks have already stays where it is: in a file that they opened, whose weights the hashes of the journal
+    name by reference. What one rank has to copy, all copy, so that these hashes stay equal.
+    """
+    here, other = world(), set[str]()
+    for name, variable in variables.items():
+        among = {"ranks": here.ranks, "group": "run"}
+        if id(variable) in local:
+            among = {"ranks": here.copies, "group": "data"}
+        value = call("broadcast", variable.detach(), root=0, **among)
+        if variable.data.tobytes() != value.data.tobytes():
+            variable.assign(value)
+            other.add(name)
+    if here.group is not None:
+        for names in map(json.loads, here.group.exchange(json.dumps(sorted(other)), "values of rank 0")):
+            for name in names:
+                variables[name].data = variables[name].data.copy()
 
 
 def _executor(step: CompiledStep) -> str:

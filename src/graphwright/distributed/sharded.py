@@ -83,6 +83,7 @@ class ShardedOptimizer(DataParallel):
     def gradients(self, members: Sequence[Parameter], gate: Tensor | None) -> None:
         """Replace the gradients of own parameters by their means over all ranks, and the others by None."""
         n, me = self.ranks, self.world.rank
+        self._note(members)
         self._assign_owners([*self.optimizer.parameters()])
         self._release()
         most = max(self.bucket_bytes, n * max(map(nbytes, members), default=0))  # so that owners have similar shares

@@ -200,6 +200,7 @@ class AddNode(Edit):
     """Add a node without edges. Its handle is `node`; `variable` is the new weight of a param, const, state or pattern.
 
     The node is inserted after the node `after` in the topological order, so that adding its edges needs no reordering.
+    Records name it, so that a replay gives the order of the program that was recorded.
     """
 
     packed = {"node": f.NEW_NODE, "op": f.TEXT, "attrs": f.ATTRS, "name": f.PATH, "specs": f.SPECS,
@@ -235,6 +236,10 @@ class AddNode(Edit):
     def invert(self, p: Program) -> Edit:
         return RemoveNode(self.node)
 
+    def to_json(self, p: Program) -> dict[str, Any]:
+        after = {} if self.after is None else {"after": p.path(self.after)}
+        return {**Edit.to_json(self, p), **after}
+
     def apply(self, p: Program) -> None:
         if self.variable is not None:
             add_weight(p.weights, self.attrs["key"], self.variable)
@@ -255,7 +260,8 @@ class AddNode(Edit):
         if "pattern" in record:
             variable = PatternVariable(read_pattern(record["pattern"]), attrs["key"])
         p = r.program
-        return cls(p.graph.next_node(), record["op"], attrs, record["path"], specs, p._seq, variable)
+        after = p.find(record.get("after"))  # None in another program, which lacks this node
+        return cls(p.graph.next_node(), record["op"], attrs, record["path"], specs, p._seq, variable, after)
 
     def with_payloads(self, swaps: Mapping[int, NDArray]) -> Self:
         """Replace the array inside `variable` in place, because other edits refer to the same Variable object."""
