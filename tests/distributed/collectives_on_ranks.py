@@ -12,7 +12,8 @@ import numpy as np
 import graphwright as gw
 from graphwright import distributed as d
 from graphwright.array.world import world
-from graphwright.ops import get
+from graphwright.errors import UsageError
+from graphwright.ops import call, get
 
 
 def _values(seed: int, shape: tuple[int, ...], dtype: str = "float64") -> list[np.ndarray]:
@@ -151,11 +152,31 @@ def check_bytes() -> dict[str, list[float]]:
         group = world().group
         assert group is not None
         before, sent = _sent_by_sockets(), group.sent
-        y = getattr(d, name)(x, **attrs)
+        y = call(name, x, ranks=d.ranks(), **attrs)  # the op alone: `d.all_reduce(x)` compares calls first
         d.barrier()
         row = get(name)
         cost = row.cost([x.spec], [y.spec], row.complete({**attrs, "ranks": d.ranks()}))
         found[f"{name} {attrs}"] = [cost.sent, group.sent - sent, _sent_by_sockets() - before]
+    return found
+
+
+def check_refused() -> dict[str, str]:
+    """Calls that differ among the ranks, or that no other rank can answer -> their errors; the group still works."""
+    last = d.rank() == d.ranks() - 1
+    calls = {
+        "shape": lambda: d.all_reduce(np.ones(3 + last)),
+        "dtype": lambda: d.all_gather(np.ones(3, "f4" if last else "f8")),
+        "op": lambda: (d.all_gather if last else d.all_reduce)(np.ones(3)),
+        "root": lambda: d.broadcast(np.ones(3), root=int(last)),
+        "self": lambda: d.send(np.ones(3), to=d.rank()),
+    }
+    found = {}
+    for name, run in calls.items():
+        try:
+            run()
+        except UsageError as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    assert d.all_reduce(np.ones(2)).numpy().tolist() == [d.ranks()] * 2
     return found
 
 
@@ -166,5 +187,6 @@ def everything() -> dict[str, Any]:
         "gradients": check_gradients(),
         "low": check_low(),
         "bytes": check_bytes(),
+        "refused": check_refused(),
         "object": d.broadcast_object({"from": d.rank()}, root=1),
     }

@@ -67,6 +67,16 @@ def test_collectives_equal_numpy_and_finite_differences(runs, ranks, what):
     assert [r["collectives"][what] for r in runs[ranks]] == [[]] * ranks
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_calls_that_differ_are_refused_on_all_ranks(runs, ranks):
+    found = [r["collectives"]["refused"] for r in runs[ranks]]
+    for name in ("shape", "dtype", "op", "root"):
+        assert found[0][name].startswith("CollectivesDiffer"), name
+        assert len({facts[name] for facts in found}) == 1
+    assert "rank 0: all_reduce of f64[3]; rank 1: all_" in found[0]["op"]
+    assert all("not to itself" in facts["self"] for facts in found)
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sockets of other systems do not count bytes")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_bytes_counted_are_bytes_sent(runs, ranks):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from graphwright.array.world import RankLost, World, WrongWorld
 from graphwright.distributed.collectives import (
+    CollectivesDiffer,
     all_gather,
     all_reduce,
     all_to_all,
@@ -31,6 +32,7 @@ from graphwright.program.axes.divide import gathered, is_divided
 
 __all__ = [
     "BatchesDiffer",
+    "CollectivesDiffer",
     "Division",
     "EditRefused",
     "ProgramsDiffer",

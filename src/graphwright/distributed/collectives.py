@@ -1,16 +1,33 @@
 """Collectives of tensors, for code that all ranks run: eager, taped or traced, with gradients.
 
-All ranks call them in the same order with arrays of equal specs. Gradients are those of the sum of the losses of all
-ranks; the loss of a run is the mean over its ranks, so data-parallel code divides by the number of ranks once.
+All ranks call them in the same order with arrays of equal specs, which eager calls compare, apart from `send` and
+`recv`. Gradients are those of the sum of the losses of all ranks; the loss of a run is the mean over its ranks, so
+data-parallel code divides by the number of ranks once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from graphwright.array.world import world
-from graphwright.autograd import Tensor, as_tensor
+from graphwright.autograd import Tensor, active_recorder, as_tensor
+from graphwright.errors import UsageError
 from graphwright.ops import call
+
+
+class CollectivesDiffer(UsageError):
+    """The ranks call other collectives, or the same one with other shapes, dtypes or options; nothing was sent.
+
+    Attributes:
+        calls: the call of each rank.
+    """
+
+    def __init__(self, calls: Sequence[str]) -> None:
+        self.calls = tuple(calls)
+        got = "; ".join(f"rank {r}: {text}" for r, text in enumerate(calls))
+        super().__init__("the ranks do not call the same collective", where="distributed", got=got,
+                         expected="equal calls, with arrays of one shape and dtype, on all ranks")  # fmt: skip
 
 
 def all_reduce(x: Any) -> Tensor:
@@ -44,7 +61,11 @@ def reduce(x: Any, root: int = 0) -> Tensor:
 
 
 def send(x: Any, to: int) -> Tensor:
-    """Send x to rank `to`, which calls `recv`; return 0, 0-d. Add it to the loss to get the gradient of x back."""
+    """Send x to rank `to`, which calls `recv`; return 0, 0-d. Add it to the loss to get the gradient of x back.
+
+    Raises: UsageError if `to` is this rank; RankLost.
+    """
+    _other("send", to)
     return _run("send", x, to=to)
 
 
@@ -52,9 +73,21 @@ def recv(x: Any, source: int) -> Tensor:
     """Return what rank `source` sends, an array with the spec of x.
 
     If x requires a gradient, `backward` sends the gradient of the result to `source`.
+    Raises: UsageError if `source` is this rank; RankLost.
     """
+    _other("recv", source)
     return _run("recv", x, source=source)
 
 
+def _other(name: str, rank: int) -> None:
+    if world().ranks > 1 and rank == world().rank:
+        raise UsageError("a rank sends to another one, not to itself", where=name, got=rank)
+
+
 def _run(name: str, x: Any, **attrs: Any) -> Tensor:
-    return call(name, as_tensor(x), ranks=world().ranks, **attrs)
+    x, group = as_tensor(x), world().group
+    if group is not None and active_recorder.get() is None and name not in ("send", "recv"):
+        text = ", ".join([f"{name} of {x.spec}", *(f"{option}={value}" for option, value in attrs.items())])
+        if calls := group.differing(text, name):
+            raise CollectivesDiffer(calls)
+    return call(name, x, ranks=world().ranks, **attrs)
