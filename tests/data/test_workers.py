@@ -61,7 +61,7 @@ def flat(batch: Any) -> list[np.ndarray]:
 
 def assert_same(ours: Any, wanted: Any) -> None:
     for a, b in zip(flat(ours), flat(wanted), strict=True):
-        assert a.dtype == b.dtype
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
         np.testing.assert_array_equal(a, b)
 
 
@@ -94,6 +94,8 @@ def test_functions_of_the_dataset_and_of_collate_run_in_workers() -> None:
     pairs = list(DataLoader(TensorDataset(x, x.astype(int)), 6, num_workers=2))
     for ours, theirs in zip(pairs, DataLoader(TensorDataset(x, x.astype(int)), 6), strict=True):
         assert_same(ours, theirs)
+    sums = DataLoader(x, 4, num_workers=1, collate_fn=lambda rows: (gw.tensor(sum(rows)), gw.tensor(rows[0]).data))
+    assert [(a.shape, b.shape) for a, b in sums] == [((), ())] * 5
 
 
 def test_a_loop_resumes_at_any_batch() -> None:

@@ -14,9 +14,6 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-import numpy as np
-
-from graphwright.array import DType, NDArray, from_numpy
 from graphwright.array.world import world
 from graphwright.autograd import Tensor
 from graphwright.errors import UsageError
@@ -91,17 +88,4 @@ def _work(end: Connection, inherited: list[Connection], batches: Batches, w: int
             end.send(("error", portable(error, f"worker {w}")))
 
 
-def _array(bits: np.ndarray, kind: DType) -> NDArray:
-    return from_numpy(bits, bits=kind)
-
-
-def _tensor(bits: np.ndarray, kind: DType) -> Tensor:
-    return Tensor(_array(bits, kind))
-
-
-def _parts(array: NDArray) -> tuple[np.ndarray, DType]:
-    return np.ascontiguousarray(array.to_numpy(bits=True)), array.dtype
-
-
-ForkingPickler.register(NDArray, lambda array: (_array, _parts(array)))
-ForkingPickler.register(Tensor, lambda tensor: (_tensor, _parts(tensor.concrete("sending to a process"))))
+ForkingPickler.register(Tensor, lambda tensor: (Tensor, (tensor.concrete("sending to a process"),)))
