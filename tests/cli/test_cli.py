@@ -352,6 +352,7 @@ def test_input_files_and_destinations_are_checked_before_the_model_is_opened(cal
         (("compress", "bundled", "x", "--order", "1"), "expected a whole number >= 2"),
         (("train", "bundled", "--text", __file__, "--out", "."), "--overwrite"),
         (("train", "bundled", "--text", __file__, "--out", "no/such/folder"), "mkdir -p"),
+        (("train", "bundled", "--text", __file__, "--state", "no/such/folder"), "mkdir -p"),
         (("edit", "bundled", "--cut", "layers.0.out -> layers.1.out", "--out", "x"), "layers.1.mid, layers.1.mlp.down"),
         (("edit", "bundled", "--set", "nonsense", "--out", "x"), "node.attr=value"),
         (("edit", "bundled", "--insert", "layers.1.mid -> layers.1.out", "--out", "x"), "source -> target : op"),

@@ -59,6 +59,8 @@ def train(
         raise UsageError("--life and --state were both given", fix="a life needs no state: leave out --state")
     if out is not None:
         check_free(out, overwrite)  # before the training
+    if state is not None:
+        check_free(state, overwrite=True)
     words, held = read_text(text), None if held_out is None else read_text(held_out)
     scratch = source.endswith(".json")
     model = create(Config.read(Path(source).parent, Path(source).name), seed=options.seed) if scratch else open(source)
