@@ -66,7 +66,7 @@ def send(x: Any, to: int) -> Tensor:
     Raises: UsageError if `to` is this rank; RankLost.
     """
     _other("send", to)
-    return _run("send", x, to=to)
+    return _send("send", x, to=to)
 
 
 def recv(x: Any, source: int) -> Tensor:
@@ -76,7 +76,7 @@ def recv(x: Any, source: int) -> Tensor:
     Raises: UsageError if `source` is this rank; RankLost.
     """
     _other("recv", source)
-    return _run("recv", x, source=source)
+    return _send("recv", x, source=source)
 
 
 def _other(name: str, rank: int) -> None:
@@ -86,8 +86,12 @@ def _other(name: str, rank: int) -> None:
 
 def _run(name: str, x: Any, **attrs: Any) -> Tensor:
     x, group = as_tensor(x), world().group
-    if group is not None and active_recorder.get() is None and name not in ("send", "recv"):
+    if group is not None and active_recorder.get() is None:
         text = ", ".join([f"{name} of {x.spec}", *(f"{option}={value}" for option, value in attrs.items())])
         if calls := group.differing(text, name):
             raise CollectivesDiffer(calls)
-    return call(name, x, ranks=world().ranks, **attrs)
+    return _send(name, x, **attrs)
+
+
+def _send(name: str, x: Any, **attrs: Any) -> Tensor:
+    return call(name, as_tensor(x), ranks=world().ranks, **attrs)
