@@ -23,6 +23,7 @@ MACHINES = {
     "epyc": "amd-epyc",
     "xeon": "intel-r-xeon-r-processor-2-50ghz",
     "epyc5": "amd-epyc-family-26-model-2",
+    "xeon2": "intel-r-xeon-r-processor-family-6-model-167",
 }
 """Short name -> folder of results, in the order in which fields look for their figure."""
 _FIELD = re.compile(r"\{\{([^{}]*)\}\}")
