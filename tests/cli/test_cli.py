@@ -338,6 +338,12 @@ def test_input_files_and_destinations_are_checked_before_the_model_is_opened(cal
         assert "is a directory" in call(verb, "bundled", "out", code=2)
 
 
+@pytest.mark.parametrize("option", ["--out", "--state"])
+def test_train_checks_its_folders_before_the_model_is_opened(call, monkeypatch, option):
+    monkeypatch.setattr("graphwright.models.open", lambda *_: pytest.fail("the model was opened"))
+    assert "mkdir -p" in call("train", "bundled", "--text", __file__, option, "no/such/folder", code=2)
+
+
 @pytest.mark.parametrize(
     ("args", "names"),
     [
@@ -351,8 +357,6 @@ def test_input_files_and_destinations_are_checked_before_the_model_is_opened(cal
         (("prune", "bundled", "x", "--scope", "wide"), "loss, global, kind, layer"),
         (("compress", "bundled", "x", "--order", "1"), "expected a whole number >= 2"),
         (("train", "bundled", "--text", __file__, "--out", "."), "--overwrite"),
-        (("train", "bundled", "--text", __file__, "--out", "no/such/folder"), "mkdir -p"),
-        (("train", "bundled", "--text", __file__, "--state", "no/such/folder"), "mkdir -p"),
         (("edit", "bundled", "--cut", "layers.0.out -> layers.1.out", "--out", "x"), "layers.1.mid, layers.1.mlp.down"),
         (("edit", "bundled", "--set", "nonsense", "--out", "x"), "node.attr=value"),
         (("edit", "bundled", "--insert", "layers.1.mid -> layers.1.out", "--out", "x"), "source -> target : op"),

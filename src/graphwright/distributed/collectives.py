@@ -32,32 +32,32 @@ class CollectivesDiffer(UsageError):
 
 def all_reduce(x: Any) -> Tensor:
     """Return the sum of x over all ranks; its gradient is the sum of the gradients."""
-    return _run("all_reduce", x)
+    return _compared("all_reduce", x)
 
 
 def all_gather(x: Any, axis: int = 0) -> Tensor:
     """Return the x of all ranks, concatenated along an axis in the order of the ranks."""
-    return _run("all_gather", x, axis=axis)
+    return _compared("all_gather", x, axis=axis)
 
 
 def reduce_scatter(x: Any, axis: int = 0) -> Tensor:
     """Return the block of this rank, of equal blocks along an axis, of the sum of x over all ranks."""
-    return _run("reduce_scatter", x, axis=axis)
+    return _compared("reduce_scatter", x, axis=axis)
 
 
 def all_to_all(x: Any, split: int = 0, join: int = 0) -> Tensor:
     """Send block r of x along the axis `split` to rank r; concatenate the received blocks along the axis `join`."""
-    return _run("all_to_all", x, split=split, join=join)
+    return _compared("all_to_all", x, split=split, join=join)
 
 
 def broadcast(x: Any, root: int = 0) -> Tensor:
     """Return the x of rank `root`."""
-    return _run("broadcast", x, root=root)
+    return _compared("broadcast", x, root=root)
 
 
 def reduce(x: Any, root: int = 0) -> Tensor:
     """Return the sum of x over all ranks on rank `root`, and 0 elsewhere."""
-    return _run("reduce", x, root=root)
+    return _compared("reduce", x, root=root)
 
 
 def send(x: Any, to: int) -> Tensor:
@@ -66,7 +66,7 @@ def send(x: Any, to: int) -> Tensor:
     Raises: UsageError if `to` is this rank; RankLost.
     """
     _other("send", to)
-    return _send("send", x, to=to)
+    return _run("send", x, to=to)
 
 
 def recv(x: Any, source: int) -> Tensor:
@@ -76,7 +76,7 @@ def recv(x: Any, source: int) -> Tensor:
     Raises: UsageError if `source` is this rank; RankLost.
     """
     _other("recv", source)
-    return _send("recv", x, source=source)
+    return _run("recv", x, source=source)
 
 
 def _other(name: str, rank: int) -> None:
@@ -84,14 +84,15 @@ def _other(name: str, rank: int) -> None:
         raise UsageError("a rank sends to another one, not to itself", where=name, got=rank)
 
 
-def _run(name: str, x: Any, **attrs: Any) -> Tensor:
+def _compared(name: str, x: Any, **attrs: Any) -> Tensor:
+    """Run a collective after the ranks have compared their calls, unless it is recorded."""
     x, group = as_tensor(x), world().group
     if group is not None and active_recorder.get() is None:
         text = ", ".join([f"{name} of {x.spec}", *(f"{option}={value}" for option, value in attrs.items())])
         if calls := group.differing(text, name):
             raise CollectivesDiffer(calls)
-    return _send(name, x, **attrs)
+    return _run(name, x, **attrs)
 
 
-def _send(name: str, x: Any, **attrs: Any) -> Tensor:
+def _run(name: str, x: Any, **attrs: Any) -> Tensor:
     return call(name, as_tensor(x), ranks=world().ranks, **attrs)

@@ -10,12 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from graphwright.array import DType, float32
 from graphwright.array.world import World, world
 from graphwright.autograd import Parameter, Tensor, Variable
 from graphwright.errors import UsageError
+from graphwright.files import blake2b_128
 from graphwright.ops import OPS, call
 from graphwright.optim.checkpoint import training_variables
 from graphwright.optim.exchange import Exchange
@@ -24,6 +23,7 @@ from graphwright.plan.options import ATEN
 from graphwright.plan.running.memory import as_array
 from graphwright.program.axes.divide import DIVIDED, divided_weights
 from graphwright.program.kinds import KINDS
+from graphwright.program.weights import array_digest
 
 if TYPE_CHECKING:
     from graphwright.optim.training_step import CompiledStep
@@ -75,11 +75,7 @@ def agree(value: str, what: str) -> None:
 
 def batch_hash(feeds: Mapping[str, Any]) -> str:
     """Return a hash of the arrays that a step is fed."""
-    found = blake2b(digest_size=16)
-    for name in sorted(feeds):
-        array = as_array(feeds[name]).to_numpy(bits=True)
-        found.update(repr((name, array.shape, array.dtype)).encode() + np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()
+    return blake2b_128(repr([(name, array_digest(as_array(feeds[name]))) for name in sorted(feeds)]).encode())
 
 
 def collectives_hash(program: Program) -> str:
@@ -152,8 +148,7 @@ class DataParallel(Exchange):
     def traced(self, source: Program, step: Program) -> None:
         """Compare program and collectives with those of the other ranks. Raises: ProgramsDiffer, RankLost."""
         agree(structure(source), "programs")
-        found = blake2b(f"{collectives_hash(step)} {self._sent}".encode(), digest_size=16)
-        agree(found.hexdigest(), "collectives in their training step")
+        agree(blake2b_128(f"{collectives_hash(step)} {self._sent}".encode()), "collectives in their training step")
         self._compared = not divided_weights(source)
 
     def fed(self, feeds: Mapping[str, Any]) -> None:
@@ -264,7 +259,7 @@ def start_equal(step: CompiledStep) -> None:
     for p in [p for p in step.optimizer.state if id(p) in local]:
         local |= {id(v) for v in step.optimizer.state[p].variables().values()}
     described = [(name, repr(v.spec)) for name, v in variables.items() if id(v) not in local]
-    agree(blake2b(repr(described).encode(), digest_size=16).hexdigest(), "parameters or optimizer states")
+    agree(blake2b_128(repr(described).encode()), "parameters or optimizer states")
     _take_from_first(variables, local)
 
 

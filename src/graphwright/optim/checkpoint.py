@@ -94,13 +94,13 @@ def save_state(
                          got=f"a step with accumulate={compiled.settings.accumulate} between two updates",
                          fix="save after an update, or use shard_optimizer=True")  # fmt: skip
     with whole(optimizer, gather=True):
-        here, parts = world(), Parts(model, optimizer, compiled)
-        if here.rank == 0 or (parts and here.copy == 0):
+        here, divided = world(), DividedTensors(model, optimizer, compiled)
+        if here.rank == 0 or (divided and here.copy == 0):
             tensors, aliases = training_variables(model, optimizer, scaler, compiled)
-            arrays = parts.joined(tensors, keep=here.rank == 0)
+            arrays = divided.joined(tensors, keep=here.rank == 0)
             if here.rank == 0:
                 states = _given(scheduler, loader, rng)
-                _write(directory, model, arrays, aliases, parts.structure, states, step, compiled, facts)
+                _write(directory, model, arrays, aliases, divided.structure, states, step, compiled, facts)
 
 
 def _write(
@@ -209,7 +209,7 @@ class SavedState:
         self, model: HasStructure, optimizer: HasVariables | None, scaler: HasVariables | None,
         parts: Sequence[tuple[str, HasState]], compiled: CompiledStep | None, remap: Journal | None,
     ) -> None:  # fmt: skip
-        divided = Parts(model, optimizer, compiled)
+        divided = DividedTensors(model, optimizer, compiled)
         if remap is None and divided.structure != self.structure:
             fix = "load it into the same model; if that was edited after saving, pass remap=program.journal"
             raise StateError("the saved state is of a model with a different structure", where=self.directory, fix=fix)
@@ -277,7 +277,7 @@ class SavedState:
         return arrays
 
 
-class Parts:
+class DividedTensors:
     """Which tensors of a training are parts, of which other ranks have the rest; none if the program is whole.
 
     Attributes:

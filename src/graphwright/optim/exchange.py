@@ -17,7 +17,7 @@ class Exchange:
     """Base of exchanges, for `CompiledStep.exchange`: tensor code that is traced into the step. This one does nothing.
 
     Attributes:
-        ranks: number of processes that feed a batch each.
+        ranks: number of processes of the run.
         same_trace: whether the traces of all processes have the same nodes. If not, the step is traced from the start
             after an edit, as the order of its collectives would else depend on nodes of the former trace.
         each_batch: with `accumulate`, whether `gradients` is called on those of each batch, instead of on their sum.

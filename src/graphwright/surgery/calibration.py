@@ -254,6 +254,10 @@ class Stream:
         self.p, self.feeds, self.pool = p, feeds, pool
         self.live: list[dict[Value, NDArray]] = [{} for _ in feeds]
 
+    def of(self, p: Program) -> Stream:
+        """Return a run of a program on the same data, from the beginning."""
+        return Stream(p, self.feeds, self.pool)
+
     def advance(self, node: NodeId) -> Stream:
         """Compute all nodes before `node` in topological order; retain the values that `node` and later nodes read."""
         p, moving = self.p, input_dependent(self.p)

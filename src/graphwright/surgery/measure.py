@@ -88,7 +88,7 @@ def quality(
     calibration.check_held_out(calibration.held)
     stream = calibration.stream(p, held=True)
     if not scores_tokens(p):
-        before = Stream(reference if reference is not None else p, stream.feeds, stream.pool)
+        before = stream.of(reference if reference is not None else p)
         return output_drift(before, stream).figures()
     found = nats(stream)
     facts = {"nats": found, "perplexity": exp(min(found, 700.0))}

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 from graphwright.graph import NodeId
 from graphwright.ops import get, traits
 from graphwright.program.derived.rewrite import copy_node
-from graphwright.program.kinds import INPUT, STORED
+from graphwright.program.kinds import INPUT
 from graphwright.program.op_graph import Value
 from graphwright.program.primitives import add_assign, insert_edge, insert_node, set_outputs
 from graphwright.program.validate import refuse_broken
-from graphwright.program.weights import add_weight
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -67,8 +66,6 @@ def inference(p: Program) -> Program:
             add_assign(made, values[state], values[read(new)], p.path(node))
         if node not in needed and p.op(node) != INPUT:
             continue
-        if p.op(node) in STORED:
-            add_weight(made.weights, p.key(node), p.weights[p.key(node)])
         operands = [values[read(p.edge_value(e))] for e in p.in_edges(node)]
         if other := traits(p.op(node)).inference:
             attrs = {k: v for k, v in p.attrs(node).items() if k in get(other).attrs}

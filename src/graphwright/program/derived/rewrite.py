@@ -62,8 +62,6 @@ def rewrite(
         if op == ASSIGN:  # the target is the copied state, even if a replacement of its value is read elsewhere
             add_assign(new, Value(new.node(p.path(p.operands(node)[0]))), operands[1], path)
             continue
-        if op in STORED:
-            add_weight(new.weights, p.key(node), p.weights[p.key(node)])
         copy = copy_node(p, node, new, path, operands)
         for port in range(len(p.specs(node))):
             values[Value(node, port)] = swaps.get(Value(node, port), Value(copy, port))
@@ -72,7 +70,9 @@ def rewrite(
 
 
 def copy_node(p: Program, node: NodeId, new: Program, name: str, operands: Iterable[Value]) -> NodeId:
-    """Copy a node of `p` into the program `new`, under a name and with new operands."""
+    """Copy a node of `p` into the program `new`, under a name and with new operands; a source shares its variable."""
+    if p.op(node) in STORED:
+        add_weight(new.weights, p.key(node), p.weights[p.key(node)])
     copy = insert_node(new, p.op(node), p.attrs(node), name, p.specs(node))
     for edge, operand in zip(p.in_edges(node), operands, strict=True):
         insert_edge(new, operand, copy, p.edge_port(edge))
@@ -92,9 +92,8 @@ def part_for(p: Program, wanted: Sequence[Value], known: Collection[Value] = ())
     read = {p.edge_value(e) for node in needed for e in p.in_edges(node)}.union(wanted).intersection(known)
     names = {v: new.free_name(feed_name(p, v)) for v in known if v in read}
     values = {v: Value(add_source(new, INPUT, name, p.specs(v.node)[v.port], {})) for v, name in names.items()}
-    for node in (n for n in p.order() if n in needed or (p.op(n) == INPUT and n not in beyond)):
-        if p.op(node) in STORED:
-            add_weight(new.weights, p.key(node), p.weights[p.key(node)])
+    needed |= {*p.inputs()} - beyond
+    for node in (n for n in p.order() if n in needed):
         copy = copy_node(p, node, new, p.path(node), [values[p.edge_value(e)] for e in p.in_edges(node)])
         values |= {Value(node, port): Value(copy, port) for port in range(len(p.specs(node)))}
     set_outputs(new, {str(i): values[v] for i, v in enumerate(wanted)})

@@ -276,9 +276,9 @@ def cheapest(
     The loss is nats per token, or the drift from the outputs `reference`. Of more than 8 candidates, only the 8 that
     rotate the residual stream least (1 - mean cos(before, after)) are measured.
     """
-    walk = Stream(p, stream.feeds, stream.pool)
+    walk = stream.of(p)
     if len(candidates) > SHORTLIST:
-        angles = rotation(p, candidates, Stream(p, stream.feeds, stream.pool))
+        angles = rotation(p, candidates, stream.of(p))
         candidates = sorted(candidates, key=lambda b: angles[b])[:SHORTLIST]
     best: tuple[ResidualBranch, float] | None = None
     for branch in sorted(candidates, key=lambda b: p.order_labels.key(b.start)):
@@ -286,7 +286,7 @@ def cheapest(
         without = p.fork()
         with without.edit("measure without it", author="pass", tool="prune") as e:
             e.cut(branch.edge)
-        found = Stream(without, stream.feeds, stream.pool)
+        found = stream.of(without)
         found.live = walk.live
         value = loss(found, reference)
         if best is None or value < best[1]:
