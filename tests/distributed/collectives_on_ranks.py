@@ -163,11 +163,21 @@ def check_bytes() -> dict[str, list[float]]:
 def check_refused() -> dict[str, str]:
     """Calls that differ among the ranks, or that no other rank can answer -> their errors; the group still works."""
     last = d.rank() == d.ranks() - 1
+    b = gw.Builder("sums")
+    b.output(b.op("all_reduce", b.op("all_reduce", b.input("x", ("B", 3)), ranks=d.ranks()), ranks=d.ranks()), "y")
+    p, x = b.build(), np.ones((2 + last, 3), "f4")
+    pair = lambda first, second: [first, second, lambda: None][min(d.rank(), 2)]()  # noqa: E731
     calls = {
         "shape": lambda: d.all_reduce(np.ones(3 + last)),
         "dtype": lambda: d.all_gather(np.ones(3, "f4" if last else "f8")),
         "op": lambda: (d.all_gather if last else d.all_reduce)(np.ones(3)),
         "root": lambda: d.broadcast(np.ones(3), root=int(last)),
+        "run": lambda: p.run({"x": x}),
+        "tape": lambda: p(x=x),
+        "plan": lambda: p.compile(x=x.shape)({"x": x}),
+        "instead": lambda: d.all_reduce(x) if last else p.run({"x": np.ones((3, 3), "f4")}),
+        "sent": lambda: pair(lambda: d.send(np.ones(3), to=1), lambda: d.recv(np.ones((1, 3)), source=0)),
+        "both": lambda: pair(lambda: d.send(np.ones(3), to=1), lambda: d.send(np.ones(3), to=0)),
         "self": lambda: d.send(np.ones(3), to=d.rank()),
     }
     found = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,7 +27,8 @@ def feeds(p: gw.Program, batch: int = 2, length: int = 9) -> dict[str, np.ndarra
 
 def bundled(selection: str = "layers.*") -> dict[str, Any]:
     """Divide the bundled model; return facts of this rank, distances of logits, and hashes before and after."""
-    p = gw.open("bundled").program
+    model = gw.open("bundled")
+    p = model.program
     given, before = feeds(p), p.hash()
     wanted = p.run(given)["logits"].to_numpy()
     sizes = {key: v.shape for key, v in p.weights.items()}
@@ -37,6 +39,9 @@ def bundled(selection: str = "layers.*") -> dict[str, Any]:
     found = p.run(given)["logits"].to_numpy()
     planned = p.compile(ids=given["ids"].shape, positions=given["positions"].shape)(given)["logits"].to_numpy()
     divided = p.hash()
+    drawn = model.generate("The following", 6, temperature=1.0).text
+    other = "the following" if distributed.rank() else "The following"
+    differ = [refusal(lambda: model.generate(text, 2)) for text in (other, other[3 * distributed.rank() :])]  # noqa: B023
     p.undo()
     undone, again = p.hash(), p.run(given)["logits"].to_numpy()
     p.redo()
@@ -54,8 +59,17 @@ def bundled(selection: str = "layers.*") -> dict[str, Any]:
         "same": bool(np.array_equal(again, wanted)), "hashes": [before, undone, inside],
         "divided": [divided, redone], "share": sum(map(np.prod, own.values())) / sum(map(np.prod, sizes.values())),
         "doubled": sorted(doubled) == sorted(key for key in own if own[key] != sizes[key]),
-        "journal": p.journal[-1].edits[-1],
+        "journal": p.journal[-1].edits[-1], "drawn": drawn, "differ": differ,
     }  # fmt: skip
+
+
+def refusal(call: Callable[[], object]) -> str:
+    """Return the error of a call, or an empty text."""
+    try:
+        call()
+    except GraphwrightError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def outputs(p: gw.Program, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -259,10 +273,7 @@ def copies(folder: str) -> dict[str, Any]:
         "three": lambda: Training(True, ranks=3),
         "four": lambda: Training(True, ranks=4),
     }.items():
-        try:
-            call()
-        except GraphwrightError as error:
-            here[name] = f"{type(error).__name__}: {error}"
+        here[name] = refusal(call)
     return here
 
 

@@ -11,7 +11,7 @@ import training_on_ranks as on_ranks
 import graphwright as gw
 from graphwright import distributed
 from graphwright.array.world import World
-from graphwright.distributed.data_parallel import DataParallel, buckets, collectives_hash
+from graphwright.distributed.data_parallel import DataParallel, buckets
 from graphwright.distributed.sharded import ShardedOptimizer
 from graphwright.errors import UsageError
 from graphwright.plan import Executable, ParallelExecutable
@@ -103,17 +103,6 @@ def test_buckets_keep_the_order_and_their_size():
     large = of(*[1 << 18] * 32)  # of 1 MiB each
     assert [len(b) for b in buckets(large, 25 << 20)] == [4] * 8
     assert buckets([], 10) == []
-
-
-def test_the_hash_of_collectives_depends_on_their_order_and_sizes():
-    def program(*shapes: int) -> gw.Program:
-        b = gw.Builder("p")
-        for i, n in enumerate(shapes):
-            b.output(b.op("all_reduce", b.input(f"x{i}", (n,)), ranks=1), f"y{i}")
-        return b.build()
-
-    assert collectives_hash(program(3, 4)) == collectives_hash(program(3, 4))
-    assert len({collectives_hash(program(*s)) for s in ((3, 4), (4, 3), (3,))}) == 3
 
 
 def test_the_loss_scale_and_skips_work_with_an_exchange():

@@ -70,10 +70,14 @@ def test_collectives_equal_numpy_and_finite_differences(runs, ranks, what):
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_calls_that_differ_are_refused_on_all_ranks(runs, ranks):
     found = [r["collectives"]["refused"] for r in runs[ranks]]
-    for name in ("shape", "dtype", "op", "root"):
+    for name in ("shape", "dtype", "op", "root", "run", "tape", "plan", "instead"):
         assert found[0][name].startswith("CollectivesDiffer"), name
         assert len({facts[name] for facts in found}) == 1
     assert "rank 0: all_reduce of f64[3]; rank 1: all_" in found[0]["op"]
+    assert f"rank {ranks - 1}: nothing" in found[0]["instead"]
+    for one, other in ((0, 1), (1, 0)):
+        assert f"rank {one}: send of f64[3] to rank {other}" in found[one]["both"]
+        assert "rank 1: recv of f64[1, 3] from rank 0" in found[one]["sent"]
     assert all("not to itself" in facts["self"] for facts in found)
 
 
@@ -136,7 +140,9 @@ def test_a_training_continues_on_other_numbers_of_ranks(runs, optimizer):
 
 
 def test_other_programs_and_other_collectives_are_refused_on_all_ranks(runs):
-    assert [r["different"] for r in runs[2]] == [{"structure": [2, True], "collectives": [2, True]}] * 2
+    assert [r["different"] for r in runs[2]] == [
+        {"structure": [2, True], "collectives": [2, True]}
+    ] * 2  # and nothing changed
 
 
 def check_killed(ended: Ended, value: Any, left: Ended) -> None:

@@ -25,6 +25,8 @@ def check(found: list[dict[str, Any]], ranks: int, state: Path) -> None:
         assert len(set(whole["hashes"])) == 1
         assert whole["divided"][0] == whole["divided"][1]
         assert whole["doubled"]
+        assert whole["drawn"] == found[0]["bundled"]["drawn"]
+        assert all(text.startswith("InputsDiffer") and "rank 1: ids: i64[1, 1" in text for text in whole["differ"])
         assert 1 / ranks < whole["share"] < 1 / ranks + 0.25
         for name, one in (*facts["modules"].items(), ("pruned", facts["pruned"])):
             assert one["far"] < 2e-6, name
@@ -74,7 +76,7 @@ def test_copies_of_a_divided_model_train_as_one_model_on_the_whole_batch(tmp_pat
         np.testing.assert_allclose(facts["losses"], wanted, rtol=1e-5)
         assert facts["losses"] == found[0]["losses"]
         assert facts["sums"] == twin["sums"]  # of the same part, on the other copy
-        assert facts["batches"].startswith("BatchesDiffer")
+        assert facts["batches"].startswith("InputsDiffer")
         assert facts["three"].startswith("WrongWorld")
         assert "3 of 4 ranks, divided into copies of 2" in facts["three"]
         assert facts["four"].startswith("WrongWorld")

@@ -7,20 +7,21 @@ once.
 from __future__ import annotations
 
 import atexit
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from hashlib import blake2b
-from itertools import count
+from itertools import count, zip_longest
 from time import monotonic, perf_counter, sleep
 from typing import Any
 
 import torch
 import torch.distributed as torch_ranks
 
-from graphwright.array.world import RankLost, World, WrongWorld, enter, world
+from graphwright.array.world import CollectivesDiffer, InputsDiffer, RankLost, World, WrongWorld, enter, world
 from graphwright.errors import UsageError
 
 _torch: Any = torch_ranks  # whose stubs lack the stores
@@ -147,27 +148,53 @@ class ProcessGroup:
         made = lambda: torch_ranks.broadcast(x, self.members[root], self._handle, async_op=True)  # noqa: E731
         return self._begin(what, sent, made)
 
-    def differing(self, text: str, what: str) -> list[str]:
-        """Return the texts of all ranks if they are not all equal, else nothing; raises RankLost.
+    def compare(self, calls: Sequence[str], what: str, inputs: int = 0) -> None:
+        """Compare what all ranks of the group are about to do: collectives with their specs and options, in order.
 
-        gloo ends the process if the ranks call a collective with other sizes, so calls are compared before. Hashes
-        are gathered, whose size is fixed; only where they differ the texts are exchanged.
+        gloo ends the process if ranks call a collective with other sizes. Hashes are gathered, whose size is fixed;
+        only where they differ are the texts exchanged. The first `inputs` texts describe inputs.
+        Raises: InputsDiffer, CollectivesDiffer, RankLost.
         """
-        own = torch.frombuffer(bytearray(blake2b(text.encode(), digest_size=16).digest()), dtype=torch.uint8)
+        own = _digest("\n".join(calls))
         found = torch.empty(self.ranks * own.numel(), dtype=torch.uint8)
-        self._begin(what, 0, lambda: _all_gather(found, own, group=self._handle, async_op=True)).wait()
-        equal = bool((found.view(self.ranks, -1) == own).all())
-        return [] if equal else self.exchange(text, what)
+        made = lambda: _all_gather(found, own, group=self._handle, async_op=True)  # noqa: E731
+        self._begin(what, 0, made).wait()
+        if bool((found.view(self.ranks, -1) == own).all()):
+            return
+        rows = [*zip_longest(*map(json.loads, self.exchange(json.dumps(calls), what)), fillvalue="nothing")]
+        at = next(i for i, row in enumerate(rows) if len({*row}) > 1)
+        kind = InputsDiffer if at < inputs else CollectivesDiffer
+        raise kind(dict(zip(self.members, rows[at], strict=True)))
 
-    def send(self, x: torch.Tensor, to: int) -> Pending:
-        """Send `x` to rank `to`."""
+    def send(self, x: torch.Tensor, to: int, spec: Any) -> None:
+        """Send `x`, which has a spec, to rank `to`. Raises: CollectivesDiffer unless that waits for it; RankLost."""
+        own = f"send of {spec} to rank {self.members[to]}"
+        self._meet_one(to, own, f"recv of {spec} from rank {self.members[self.rank]}")
         made = lambda: torch_ranks.isend(_bytes(x), self.members[to], self._handle)  # noqa: E731
-        return self._begin("send", x.nbytes, made, together=False)
+        self._begin(own, x.nbytes, made, together=False).wait()
 
-    def receive(self, x: torch.Tensor, source: int) -> Pending:
-        """Overwrite `x` by what rank `source` sends."""
+    def receive(self, x: torch.Tensor, source: int, spec: Any) -> None:
+        """Overwrite `x`, which has a spec, by what rank `source` sends. Raises: CollectivesDiffer, RankLost."""
+        own = f"recv of {spec} from rank {self.members[source]}"
+        self._meet_one(source, own, f"send of {spec} to rank {self.members[self.rank]}")
         made = lambda: torch_ranks.irecv(_bytes(x), self.members[source], self._handle)  # noqa: E731
-        return self._begin("recv", 0, made, together=False)
+        self._begin(own, 0, made, together=False).wait()
+
+    def _meet_one(self, other: int, own: str, expected: str) -> None:
+        """Exchange calls with one rank, as `compare` does with all. Raises: CollectivesDiffer, RankLost."""
+        label = torch.cat([_digest(own), _text(own)])
+        found = torch.empty_like(label)
+        at = self.members[other]
+        begun = [
+            self._begin(own, 0, lambda: torch_ranks.isend(label, at, self._handle), together=False),
+            self._begin(own, 0, lambda: torch_ranks.irecv(found, at, self._handle), together=False),
+        ]
+        for pending in begun:
+            pending.wait()
+        digest = _digest(expected)
+        if not torch.equal(found[: digest.numel()], digest):
+            theirs = bytes(found[digest.numel() :].tolist()).rstrip(b"\0").decode(errors="replace")
+            raise CollectivesDiffer({self.members[self.rank]: own, at: theirs})
 
     def _begin(self, what: str, sent: int, start: Callable[[], Any], together: bool = True) -> Pending:
         if self.whole._failure is not None:
@@ -236,6 +263,15 @@ class ProcessGroup:
 def _bytes(x: torch.Tensor) -> torch.Tensor:
     """Return a row-major tensor as bytes: gloo moves few dtypes."""
     return x.reshape(-1).view(torch.uint8)
+
+
+def _digest(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(blake2b(text.encode(), digest_size=16).digest()), dtype=torch.uint8)
+
+
+def _text(text: str, size: int = 240) -> torch.Tensor:
+    """Return the first bytes of a text, as many on every rank."""
+    return torch.frombuffer(bytearray(text.encode()[:size].ljust(size, b"\0")), dtype=torch.uint8)
 
 
 def join(timeout: float, device: str = "cpu", environment: Mapping[str, str] = os.environ) -> World:

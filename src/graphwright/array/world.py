@@ -44,6 +44,36 @@ class RankLost(ComputeError):
         super().__init__(what, where=collective, expected=expected, got=f"{rows}; {reason}", fix=fix)
 
 
+class CollectivesDiffer(UsageError):
+    """The ranks run other collectives, or the same one with other shapes, dtypes or options; no value was exchanged.
+
+    Attributes:
+        calls: rank of the run -> its call.
+    """
+
+    def __init__(self, calls: Mapping[int, str]) -> None:
+        self.calls = dict(calls)
+        got = "; ".join(f"rank {r}: {text}" for r, text in sorted(calls.items()))
+        super().__init__("the ranks do not run the same collective", where="distributed", got=got,
+                         expected="equal calls, with arrays of one shape and dtype, on all ranks")  # fmt: skip
+
+
+class InputsDiffer(UsageError):
+    """The ranks that have a divided model together were given different inputs; nothing has run.
+
+    Attributes:
+        inputs: rank of the run -> the input that differs, with a hash of its values.
+    """
+
+    def __init__(self, inputs: Mapping[int, str]) -> None:
+        self.inputs = dict(inputs)
+        super().__init__(
+            "the ranks of a divided model were given different inputs", where="distributed", expected="the same",
+            got="; ".join(f"rank {r}: {text}" for r, text in inputs.items()),
+            fix="feed the same arrays on all ranks of a copy, as a DataLoader does that is made after the division",
+        )  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """This process among the ranks of a run.

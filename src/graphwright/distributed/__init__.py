@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from graphwright.array.world import RankLost, World, WrongWorld
+from graphwright.array.world import CollectivesDiffer, InputsDiffer, RankLost, World, WrongWorld
 from graphwright.distributed.collectives import (
-    CollectivesDiffer,
     all_gather,
     all_reduce,
     all_to_all,
@@ -14,7 +13,7 @@ from graphwright.distributed.collectives import (
     reduce_scatter,
     send,
 )
-from graphwright.distributed.data_parallel import BatchesDiffer, ProgramsDiffer, data_parallel
+from graphwright.distributed.data_parallel import ProgramsDiffer, data_parallel
 from graphwright.distributed.edits import EditRefused, sync_edits
 from graphwright.distributed.ranks import (
     barrier,
@@ -31,10 +30,10 @@ from graphwright.distributed.tensor_parallel import Division, tensor_parallel
 from graphwright.program.axes.divide import gathered, is_divided
 
 __all__ = [
-    "BatchesDiffer",
     "CollectivesDiffer",
     "Division",
     "EditRefused",
+    "InputsDiffer",
     "ProgramsDiffer",
     "RankLost",
     "SaveFailed",

@@ -1,33 +1,19 @@
 """Collectives of tensors, for code that all ranks run: eager, taped or traced, with gradients.
 
-All ranks call them in the same order with arrays of equal specs, which eager calls compare, apart from `send` and
-`recv`. Gradients are those of the sum of the losses of all ranks; the loss of a run is the mean over its ranks, so
-data-parallel code divides by the number of ranks once.
+All ranks call them in the same order with arrays of equal specs, which eager calls compare before values are sent.
+Gradients are those of the sum of the losses of all ranks; the loss of a run is the mean over its ranks, so
+data-parallel code divides by the number of ranks once. All raise CollectivesDiffer and RankLost when they run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from graphwright.array.world import world
 from graphwright.autograd import Tensor, active_recorder, as_tensor
 from graphwright.errors import UsageError
 from graphwright.ops import call
-
-
-class CollectivesDiffer(UsageError):
-    """The ranks call other collectives, or the same one with other shapes, dtypes or options; nothing was sent.
-
-    Attributes:
-        calls: the call of each rank.
-    """
-
-    def __init__(self, calls: Sequence[str]) -> None:
-        self.calls = tuple(calls)
-        got = "; ".join(f"rank {r}: {text}" for r, text in enumerate(calls))
-        super().__init__("the ranks do not call the same collective", where="distributed", got=got,
-                         expected="equal calls, with arrays of one shape and dtype, on all ranks")  # fmt: skip
+from graphwright.ops.collective import described
 
 
 def all_reduce(x: Any) -> Tensor:
@@ -88,9 +74,7 @@ def _compared(name: str, x: Any, **attrs: Any) -> Tensor:
     """Run a collective after the ranks have compared their calls, unless it is recorded."""
     x, group = as_tensor(x), world().group
     if group is not None and active_recorder.get() is None:
-        text = ", ".join([f"{name} of {x.spec}", *(f"{option}={value}" for option, value in attrs.items())])
-        if calls := group.differing(text, name):
-            raise CollectivesDiffer(calls)
+        group.compare([described(name, [x.spec], attrs)], name)
     return _run(name, x, **attrs)
 
 

@@ -8,22 +8,19 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from graphwright.array import DType, float32
 from graphwright.array.world import World, world
 from graphwright.autograd import Parameter, Tensor, Variable
 from graphwright.errors import UsageError
 from graphwright.files import blake2b_128
-from graphwright.ops import OPS, call
+from graphwright.ops import call
 from graphwright.optim.checkpoint import training_variables
 from graphwright.optim.exchange import Exchange
 from graphwright.optim.optimizer import Optimizer, wide
 from graphwright.plan.options import ATEN
-from graphwright.plan.running.memory import as_array
 from graphwright.program.axes.divide import DIVIDED, divided_weights
-from graphwright.program.kinds import KINDS
-from graphwright.program.weights import array_digest
 
 if TYPE_CHECKING:
     from graphwright.optim.training_step import CompiledStep
@@ -48,22 +45,6 @@ class ProgramsDiffer(UsageError):
                          fix="open the same model and make the same edits on all ranks")  # fmt: skip
 
 
-class BatchesDiffer(UsageError):
-    """The ranks that have a copy of a divided model together were fed different batches.
-
-    Attributes:
-        hashes: rank -> hash of its batch.
-    """
-
-    def __init__(self, hashes: Mapping[int, str]) -> None:
-        self.hashes = dict(hashes)
-        super().__init__(
-            "the ranks of a divided model were fed different batches", where="a training step", expected="the same",
-            got=", ".join(f"rank {r} {h}" for r, h in hashes.items()),
-            fix="make the DataLoader after the model is divided; it then reads the items of its copy",
-        )  # fmt: skip
-
-
 def agree(value: str, what: str) -> None:
     """Compare a hash on all ranks; `what` says in the error what differs. Raises: ProgramsDiffer, RankLost."""
     group = world().group
@@ -71,24 +52,6 @@ def agree(value: str, what: str) -> None:
         found = group.exchange(value, f"comparison of {what}")
         if len(set(found)) > 1:
             raise ProgramsDiffer(f"the ranks have different {what}", found)
-
-
-def batch_hash(feeds: Mapping[str, Any]) -> str:
-    """Return a hash of the arrays that a step is fed."""
-    return blake2b_128(repr([(name, array_digest(as_array(feeds[name]))) for name in sorted(feeds)]).encode())
-
-
-def collectives_hash(program: Program) -> str:
-    """Return a hash of the collectives of a program in their order, which all ranks must share."""
-    found = blake2b(digest_size=16)
-    for node in program.order():
-        op = program.op(node)
-        if op in KINDS or not OPS[op].traits.collective or OPS[op].traits.waits:
-            continue
-        attrs = {name: value for name, value in program.attrs(node).items() if name != "rank"}
-        specs = () if attrs["group"] == "data" else program.specs(node)  # other parts have other sizes
-        found.update(repr((op, sorted(attrs.items()), specs)).encode())
-    return found.hexdigest()
 
 
 def buckets(members: Sequence[Parameter], most: int) -> list[list[Parameter]]:
@@ -142,22 +105,12 @@ class DataParallel(Exchange):
         self.world, self.bucket_bytes, self.ranks = world, bucket_bytes, world.ranks
         self.optimizer, self.source = optimizer, source
         self._local: list[Parameter] = []  # divided among the ranks, with a gradient in the present trace
-        self._compared = False  # whether the ranks of a copy were fed the same batch since the last trace
         self._sent: list[str] = []  # which parameters are in the buckets, in order
 
     def traced(self, source: Program, step: Program) -> None:
-        """Compare program and collectives with those of the other ranks. Raises: ProgramsDiffer, RankLost."""
+        """Compare the program and the order of gradients with the other ranks. Raises: ProgramsDiffer, RankLost."""
         agree(structure(source), "programs")
-        agree(blake2b_128(f"{collectives_hash(step)} {self._sent}".encode()), "collectives in their training step")
-        self._compared = not divided_weights(source)
-
-    def fed(self, feeds: Mapping[str, Any]) -> None:
-        """Compare the first batch among the ranks of a copy of a divided model. Raises: BatchesDiffer, RankLost."""
-        if self._compared:
-            return
-        self._compared, group = True, world().model
-        if group is not None and len(set(found := group.exchange(batch_hash(feeds), "comparison of batches"))) > 1:
-            raise BatchesDiffer(dict(zip(group.members, found, strict=True)))
+        agree(blake2b_128(repr(self._sent).encode()), "orders of gradients")
 
     def mean(self, loss: Tensor, skip: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the mean loss of all ranks, and whether a rank skips the update."""

@@ -73,6 +73,12 @@ def _drawn(*shape: int, **attrs: Any) -> Any:
     return lambda rng: ([rng.normal(size=shape)], {"ranks": 1, "group": "run", **attrs})
 
 
+def described(name: str, operands: Sequence[Spec], attrs: Any) -> str:
+    """Return a collective as a text that is equal on all ranks that run it together."""
+    options = [f"{k}={v}" for k, v in attrs.items() if k not in (*_AMONG, "rank")]
+    return ", ".join([f"{name} of {' '.join(map(str, operands))}", *options])
+
+
 class _Collective(Row):
     arity, operands = 1, ("x",)
     traits = Traits(update=True, collective=True, contiguous=(0,), linear_in=(0,))
@@ -165,8 +171,12 @@ class Reduce(_Rooted):
         return summable(x)
 
 
+class _PointToPoint(_Collective):
+    traits = Traits(point_to_point=True)
+
+
 @op("send")
-class Send(_Collective):
+class Send(_PointToPoint):
     """Send x to rank `to`; the result is 0, 0-d. Where it is part of a loss, x gets the gradient that `to` sends back.
 
     In a world of one, which can only send to itself, nothing is sent.
@@ -186,7 +196,7 @@ class Send(_Collective):
 
 
 @op("recv")
-class Recv(_Collective):
+class Recv(_PointToPoint):
     """What rank `source` sends: an array with the spec of x, of which no value is read.
 
     If x needs a gradient, the gradient of the result is sent to `source`, and that of x is 0. In a world of one the

@@ -82,6 +82,7 @@ class Traits:
     update: bool = False  # advances loop-carried state, or talks to other ranks; never folded, merged or run twice
     # talks to the other ranks: a plan runs all such ops of its program, in the order of the program on every rank
     collective: bool = False
+    point_to_point: bool = False  # a collective of two ranks, which run different ops
     # starts: begins something that continues while other instructions run; a plan runs it as soon as its operands are
     # there. waits: waits for it; a plan runs it right before the first reader of its results
     starts: bool = False

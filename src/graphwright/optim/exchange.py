@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,9 +29,6 @@ class Exchange:
 
     def traced(self, source: Program, step: Program) -> None:
         """Look at the program of the step, called when it was traced for the present `source`."""
-
-    def fed(self, feeds: Mapping[str, Any]) -> None:
-        """Look at the batch that the step is about to run on."""
 
     def mean(self, loss: Tensor, skip: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the loss that the step returns, and whether its update is skipped, a 0-d bool, or None."""

@@ -110,10 +110,7 @@ class CompiledStep:
 
     def __call__(self, feeds: Mapping[str, Any] | None = None, **named: Any) -> Tensor:
         """Run one batch: a whole step, or with `accumulate=k` one of the k batches of a step. Raises: FeedError."""
-        plan = self.plan
-        if self.exchange is not None:
-            self.exchange.fed({**(feeds or {}), **named})
-        found = plan(feeds, **named)
+        found = self.plan(feeds, **named)
         self.reports = {name: Tensor(found[name]) for name in found if name != "loss"}
         return Tensor(found["loss"])
 

@@ -21,6 +21,7 @@ from graphwright.program.gates import fold, foldable, folding_pays
 from graphwright.program.kinds import ASSIGN, CONST, INPUT, STORED
 from graphwright.program.op_graph import Ref, Value
 from graphwright.program.patterns import patterns, reading
+from graphwright.program.run_comparison import compare_nodes
 from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
@@ -137,6 +138,8 @@ def tensors(
         groups = {node: (here, k) for k, group in enumerate(p.checkpoints) for node in group}
     values: dict[Value, Tensor] = {}
     needed = p.reachable(roots)
+    if recorder is None:
+        compare_nodes(p, needed, dims, feeds)
     late = foldable(p, {v for v in roots if isinstance(v, Value)}) if trained else {}
     folded: dict[NodeId, NodeId] = {}  # product -> the site whose gate multiplies its weight
     for node in p.order():
@@ -347,6 +350,7 @@ def _run_nodes(
     order = [node for node in p.order() if node in needed]
     unread = Counter(p.edge_value(e) for node in order for e in p.in_edges(node))
     assigned: list[tuple[str, NDArray]] = []
+    compare_nodes(p, needed, dims, checked)
     for node in order:
         began, op = perf_counter(), p.op(node)
         edges = p.in_edges(node)

@@ -8,14 +8,12 @@ from typing import Any
 import torch
 
 from graphwright.array.backend import Attrs, Call
-from graphwright.array.cpu.kernel import TORCH_DTYPE, Tensors
-from graphwright.array.dtype import DType, int64
+from graphwright.array.cpu.kernel import DTYPE_OF, Tensors
+from graphwright.array.dtype import int64
 from graphwright.array.layout import row_major
 from graphwright.array.spec import Spec
 from graphwright.array.vm.code import SCRATCH
 from graphwright.array.vm.encode.operands import View, VmForm
-
-_DTYPE: dict[torch.dtype, DType] = {t: d for d, t in TORCH_DTYPE.items()}
 
 
 def work_of(form: VmForm, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
@@ -58,4 +56,4 @@ def _packed(spec: Spec) -> View:
 
 
 def _view(t: torch.Tensor) -> View:
-    return View(_DTYPE[t.dtype], tuple(t.shape), t.stride(), t.data_ptr())
+    return View(DTYPE_OF[t.dtype], tuple(t.shape), t.stride(), t.data_ptr())

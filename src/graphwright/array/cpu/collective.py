@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from graphwright.array.backend import Attrs, Call, Needs
-from graphwright.array.cpu.kernel import Tensors, copy_to_outputs, kernel, number
+from graphwright.array.cpu.kernel import Tensors, copy_to_outputs, kernel, number, spec_of
 from graphwright.array.spec import Spec
 from graphwright.array.world import group_of
 from graphwright.errors import UsageError
@@ -107,7 +107,7 @@ def _send(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     def run() -> None:
         group = group_of(attrs["ranks"], attrs["group"])
         if group is not None:
-            group.send(ins[0], attrs["to"]).wait()
+            group.send(ins[0], attrs["to"], spec_of(ins[0]))
         outs[0].zero_()
 
     return run
@@ -120,7 +120,7 @@ def _recv(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
         if group is None:
             outs[0].zero_()
         else:
-            group.receive(outs[0], attrs["source"]).wait()
+            group.receive(outs[0], attrs["source"], spec_of(outs[0]))
 
     return run
 

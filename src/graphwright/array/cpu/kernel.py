@@ -62,6 +62,7 @@ class Kernel(NamedTuple):
 KERNELS: dict[str, Kernel] = {}
 _NONE = Needs()
 TORCH_DTYPE: dict[DType, torch.dtype] = {d: getattr(torch, name) for name, d in DTYPES.items()}
+DTYPE_OF: dict[torch.dtype, DType] = {t: d for d, t in TORCH_DTYPE.items()}
 _LOW = frozenset(t for d, t in TORCH_DTYPE.items() if d.is_low)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -84,6 +85,11 @@ def number(value: float, like: torch.Tensor) -> torch.Tensor:
 def copy_to_outputs(outs: Tensors, ins: Tensors) -> list[Call]:
     """Return calls that copy each operand to its output, except where both share memory."""
     return [partial(o.copy_, i) for o, i in zip(outs, ins, strict=True) if o.data_ptr() != i.data_ptr()]
+
+
+def spec_of(t: torch.Tensor) -> Spec:
+    """Return the spec of a tensor."""
+    return Spec(tuple(t.shape), DTYPE_OF[t.dtype])
 
 
 def host(t: torch.Tensor) -> np.ndarray:

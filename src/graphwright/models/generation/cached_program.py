@@ -341,6 +341,8 @@ class BoundStep:
         space.kernels.refresh()  # now, so that the first token takes as long as the others
         self._arrays = [empty(spec.sizes, spec.dtype) for spec in space.plan.inputs.values()]
         self.hosts = {name: a.to_numpy() for name, a in zip(space.plan.inputs, self._arrays, strict=True)}
+        for host in self.hosts.values():
+            host.fill(0)  # as ranks of a divided model compare them, also rows that ask for nothing
         self._asked: dict[int, SamplingRequest] = {}  # batch row -> request whose rules its row of the input has
 
     def request(self, row: int, request: SamplingRequest, position: int, counts: np.ndarray) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.array import CPU, NDArray, backend, changes
-from graphwright.array.world import RankLost
+from graphwright.array.world import RankLost, world
 from graphwright.autograd import Tensor, Variable
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.ops.call import kernel_error
@@ -25,6 +25,7 @@ from graphwright.program.errors import FeedError
 from graphwright.program.exclusive import exclusive
 from graphwright.program.patterns import reading
 from graphwright.program.run import origin
+from graphwright.program.run_comparison import RunComparison
 from graphwright.program.state import StateSnapshot
 
 if TYPE_CHECKING:
@@ -61,10 +62,11 @@ class Executable:
         self._runner = 0  # the thread that runs it
         self._held = ExitStack()  # the patterns that the run holds
         self._before: StateSnapshot | None = None
+        self._comparison: RunComparison | None = None  # made by the first run among several ranks
         self._set_plan(plan)
 
     def _set_plan(self, plan: Plan) -> None:
-        self.plan = plan
+        self.plan, self._comparison = plan, None
         # per input the array that fitted last, its spec, and the numpy dtype that fits
         self._fits: list[list[Any]] = [
             [None, s, None if s.dtype.as_bits else s.dtype.numpy] for s in plan.inputs.values()
@@ -223,6 +225,8 @@ class Executable:
             for chunk in bound.arena.chunks:
                 fill(chunk, 0, chunk.nbytes)
         if bound.fed is None:
+            if world().group is not None:
+                self._compare(arrays)
             self._feed(arrays)
             self.execute()
             return
@@ -242,6 +246,14 @@ class Executable:
         except Exception as error:
             raise self._failed_call(len(bound.calls) - length_hint(calls) - 1, error) from error
         bound.note_run()
+
+    def _compare(self, arrays: Sequence[Given]) -> None:
+        """Compare what is about to run with the other ranks. Raises: InputsDiffer, CollectivesDiffer, RankLost."""
+        if self._comparison is None:
+            specs = lambda slots: [self.plan.buffer_layout.tables.slots[s].spec for s in slots]  # noqa: E731
+            found = ((i.op, specs(i.ins), specs(i.outs), i.attrs) for i in self.plan.instrs)
+            self._comparison = RunComparison(self.plan.program.name, found)
+        self._comparison.compare(dict(zip(self.plan.inputs, map(as_array, arrays), strict=True)))
 
     def _run_slice(self, part: PlanSlice) -> None:
         if part.plan is not self.plan:

@@ -1,0 +1,66 @@
+"""What ranks compare before each run of a program with collectives, so that a difference is an error on all of them.
+
+A group of ranks compares its collectives in their order; the ranks of a divided model also compare their inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from graphwright.array import NDArray
+from graphwright.array.spec import Spec
+from graphwright.array.world import group_of, world
+from graphwright.ops import traits
+from graphwright.ops.collective import described
+from graphwright.program.weights import array_digest
+
+if TYPE_CHECKING:
+    from graphwright.autograd import Tensor
+    from graphwright.graph import NodeId
+    from graphwright.program.program import Program
+
+
+class RunComparison:
+    """The collectives of a program or plan.
+
+    Args:
+        name: of the program.
+        nodes: (op, specs of operands, specs of results, attributes), in the order of execution.
+
+    Attributes:
+        calls: (number of ranks, group) -> its collectives, as texts.
+    """
+
+    def __init__(self, name: str, nodes: Iterable[tuple[str, list[Spec], list[Spec], Mapping[str, Any]]]) -> None:
+        self.name, self.calls = name, dict[tuple[int, str], list[str]]()
+        for op, ins, outs, attrs in nodes:
+            row = traits(op)
+            if not row.collective or row.waits:
+                continue
+            among = self.calls.setdefault((attrs["ranks"], attrs["group"]), [])
+            if not row.point_to_point:  # which differ by rank, and are compared when they run
+                among.append(described(op, outs[:1] if row.starts else ins, attrs))
+
+    def compare(self, inputs: Mapping[str, NDArray]) -> None:
+        """Compare with the other ranks. Raises: WrongWorld, InputsDiffer, CollectivesDiffer, RankLost."""
+        for (ranks, group), calls in self.calls.items():
+            if (others := group_of(ranks, group)) is None:
+                continue
+            fed = [f"{k}: {x.spec} {array_digest(x)[:12]}" for k, x in inputs.items()] if group == "model" else []
+            if fed or calls:
+                others.compare([*chain(fed, calls)], f"the start of {self.name}", len(fed))
+
+
+def compare_nodes(
+    p: Program, nodes: Collection[NodeId], dims: Mapping[str, int], inputs: Mapping[str, Tensor]
+) -> None:  # fmt: skip
+    """Compare, before nodes of a program run one by one with numbers for named sizes; raises what `compare` raises."""
+    if world().group is None or not (found := {*p.of_traits(collective=True)}.intersection(nodes)):
+        return
+    ordered = [n for n in p.order() if n in found]
+    bound = {n: ([p.spec(v).bind(dims) for v in p.operands(n)], [s.bind(dims) for s in p.specs(n)]) for n in ordered}
+    RunComparison(p.name, ((p.op(n), *bound[n], p.attrs(n)) for n in ordered)).compare(
+        {name: x.data for name, x in inputs.items()}  # pyright: ignore[reportArgumentType]: nothing is being traced
+    )
