@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from importlib import import_module
@@ -86,6 +88,25 @@ def test_a_local_cluster_ends_with_its_pool_and_a_cluster_of_others_stays(cluste
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < end:
         time.sleep(0.05)
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+OTHER_RUN = """
+import ray
+from graphwright.workers import RayPool
+with RayPool() as pool:
+    assert pool.size
+    print(ray.get_runtime_context().gcs_address)
+"""
+
+
+@pytest.mark.ray
+def test_two_runs_at_once_have_a_local_cluster_each(cluster):
+    ray: Any = import_module("ray")
+    assert cluster.size
+    found = subprocess.run([sys.executable, "-c", OTHER_RUN], capture_output=True, text=True, timeout=100, check=True)
+    own, other = ray.get_runtime_context().gcs_address, found.stdout.strip()
+    assert ":" in other
+    assert other != own
 
 
 @pytest.mark.ray

@@ -25,7 +25,7 @@ class RayPool:
 
     Args:
         address: "ray://host:port" of a cluster. By default the cluster to which this process is connected, else that
-            of the variable RAY_ADDRESS or of this machine, else a local one, which `close` stops.
+            of the variable RAY_ADDRESS, or that of `ray start` on this machine, else a local one, which `close` stops.
         timeout: seconds that a task may take; then its worker ends.
     Raises: MissingExtra if Ray is not installed; UsageError for a timeout that is not positive.
     """
@@ -132,17 +132,16 @@ def _connect(ray: Any, address: str | None) -> None:
     host, _, port = given.removeprefix("ray://").rpartition(":")
     if port.isdecimal():  # Ray itself waits for minutes
         create_connection((host, int(port)), _SECONDS).close()
-    if address is not None:
-        ray.init(address, **_QUIET)
+    if given:
+        ray.init(given, **_QUIET)
         return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it sends nothing to its makers
+    path = os.pathsep.join(p for p in sys.path if p)  # so that workers import what this process does
+    options = {"include_dashboard": False, "runtime_env": {"env_vars": {"PYTHONPATH": path}}, **_QUIET}
     try:
-        ray.init("auto", **_QUIET)
-    except ConnectionError:
-        if "RAY_ADDRESS" in os.environ:
-            raise
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it sends nothing to its makers
-        path = os.pathsep.join(p for p in sys.path if p)  # so that workers import what this process does
-        ray.init(include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": path}}, **_QUIET)
+        ray.init(**options)  # "auto" also finds the local cluster of another run, which ends with that run
+    except ConnectionError:  # of `ray start`, which has crashed
+        ray.init("local", **options)
 
 
 _loaded: dict[Any, Any] = {}
