@@ -12,7 +12,6 @@ import numpy as np
 import graphwright as gw
 from graphwright import distributed as d
 from graphwright.array.world import world
-from graphwright.errors import UsageError
 from graphwright.ops import call, get
 
 
@@ -160,6 +159,14 @@ def check_bytes() -> dict[str, list[float]]:
     return found
 
 
+def summed_rows() -> gw.Program:
+    """Return a program that looks up rows, and sums them over the ranks."""
+    b = gw.Builder("rows")
+    rows = b.op("embedding", b.param("table", np.ones((4, 3), "f4")), b.input("ids", ("B",), "int64"))
+    b.output(b.op("all_reduce", rows, ranks=d.ranks()), "y")
+    return b.build()
+
+
 def check_refused() -> dict[str, str]:
     """Calls that differ among the ranks, or that no other rank can answer -> their errors; the group still works."""
     last = d.rank() == d.ranks() - 1
@@ -178,13 +185,15 @@ def check_refused() -> dict[str, str]:
         "instead": lambda: d.all_reduce(x) if last else p.run({"x": np.ones((3, 3), "f4")}),
         "sent": lambda: pair(lambda: d.send(np.ones(3), to=1), lambda: d.recv(np.ones((1, 3)), source=0)),
         "both": lambda: pair(lambda: d.send(np.ones(3), to=1), lambda: d.send(np.ones(3), to=0)),
+        "same error in a run": lambda: summed_rows().run({"ids": np.array([9])}),
+        "same error in a plan": lambda: summed_rows().compile(ids=(1,))(ids=np.array([9])),
         "self": lambda: d.send(np.ones(3), to=d.rank()),
     }
     found = {}
     for name, run in calls.items():
         try:
             run()
-        except UsageError as error:
+        except gw.GraphwrightError as error:
             found[name] = f"{type(error).__name__}: {error}"
     assert d.all_reduce(np.ones(2)).numpy().tolist() == [d.ranks()] * 2
     return found

@@ -36,7 +36,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
     with FileLock(f"{file}.lock"), tempfile.TemporaryDirectory() as folder:
         if file.is_file():
             return [Ended(*row) for row in json.loads(file.read_text())]
-        at, ports = random.randrange(3, 11), [free_port() for _ in range(4)]
+        at, ports = random.randrange(3, 11), [free_port() for _ in range(5)]
         ended = end_ranks(4, on_ranks.on_all, folder, at, ports, timeout=0, seconds=200)
         for process in ended[:3]:
             assert process.code == 0, process.text
@@ -79,6 +79,8 @@ def test_calls_that_differ_are_refused_on_all_ranks(runs, ranks):
         assert f"rank {one}: send of f64[3] to rank {other}" in found[one]["both"]
         assert "rank 1: recv of f64[1, 3] from rank 0" in found[one]["sent"]
     assert all("not to itself" in facts["self"] for facts in found)
+    for name in ("same error in a run", "same error in a plan"):  # after which the ranks go on
+        assert all(facts[name].startswith("IndexOutOfRange") for facts in found)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sockets of other systems do not count bytes")
@@ -169,6 +171,12 @@ def test_a_collective_that_not_all_reach_names_who_waits_where(found):
     assert early["missing"] == [1]
     assert early["seconds"] < 8.5
     assert late["waiting"]["1"] == "barrier"
+
+
+def test_an_error_of_one_rank_in_a_run_is_no_wrong_exchange(found):
+    failed, waiting = (process.value["failed apart"] for process in found[:2])
+    assert failed == ["IndexOutOfRange", "RankLost"]
+    assert waiting == ["RankLost", "RankLost"]
 
 
 @pytest.mark.parametrize("name", ["command", "command_divided"])

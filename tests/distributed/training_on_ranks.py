@@ -223,6 +223,17 @@ def not_together() -> dict[str, Any]:
     return {}
 
 
+def failed_apart() -> list[str]:
+    """Rank 0 meets an error in a run, and goes on, while rank 1 waits in a collective of this run."""
+    p, found = collectives_on_ranks.summed_rows(), []
+    for ids in (d.rank() or 9, 1):
+        try:
+            p.compile(ids=(1,))(ids=np.array([ids]))
+        except gw.GraphwrightError as error:
+            found.append(type(error).__name__)
+    return found
+
+
 KINDS: dict[str, dict[str, Any]] = {"plain": {}, "sharded": {"shard_optimizer": True}}
 NAMES = {
     "plain": ["plain", "clip", "accumulate", "aten"],
@@ -298,8 +309,11 @@ def on_all(folder: str, at: int, ports: list[int]) -> dict[str, Any]:
     if joined((0, 1, 2), ports[2], 90.0):
         found["three"] = on_three(folder)
         d.close()
-    if joined((0, 1), ports[3], 8.0):
-        found["not together"] = not_together()  # the last, as the group cannot be used after it
+    if joined((0, 1), ports[3], 6.0):
+        found["failed apart"] = failed_apart()  # the group cannot be used after it
+        d.close()
+    if joined((0, 1), ports[4], 8.0):
+        found["not together"] = not_together()  # nor this one
     return found
 
 

@@ -82,6 +82,7 @@ class ProcessGroup:
         self.whole = whole or self
         self._handle = handle
         self._failure: RankLost | None = None
+        self._uncertain = False  # whether all ranks have begun equally many collectives
         self._rounds = count()
 
     def divided(self, parts: int) -> tuple[ProcessGroup | None, ProcessGroup | None]:
@@ -169,18 +170,18 @@ class ProcessGroup:
     def send(self, x: torch.Tensor, to: int, spec: Any) -> None:
         """Send `x`, which has a spec, to rank `to`. Raises: CollectivesDiffer unless that waits for it; RankLost."""
         own = f"send of {spec} to rank {self.members[to]}"
-        self._meet_one(to, own, f"recv of {spec} from rank {self.members[self.rank]}")
+        self._compare_pair(to, own, f"recv of {spec} from rank {self.members[self.rank]}")
         made = lambda: torch_ranks.isend(_bytes(x), self.members[to], self._handle)  # noqa: E731
         self._begin(own, x.nbytes, made, together=False).wait()
 
     def receive(self, x: torch.Tensor, source: int, spec: Any) -> None:
         """Overwrite `x`, which has a spec, by what rank `source` sends. Raises: CollectivesDiffer, RankLost."""
         own = f"recv of {spec} from rank {self.members[source]}"
-        self._meet_one(source, own, f"send of {spec} to rank {self.members[self.rank]}")
+        self._compare_pair(source, own, f"send of {spec} to rank {self.members[self.rank]}")
         made = lambda: torch_ranks.irecv(_bytes(x), self.members[source], self._handle)  # noqa: E731
         self._begin(own, 0, made, together=False).wait()
 
-    def _meet_one(self, other: int, own: str, expected: str) -> None:
+    def _compare_pair(self, other: int, own: str, expected: str) -> None:
         """Exchange calls with one rank, as `compare` does with all. Raises: CollectivesDiffer, RankLost."""
         label = torch.cat([_digest(own), _text(own)])
         found = torch.empty_like(label)
@@ -196,9 +197,29 @@ class ProcessGroup:
             theirs = bytes(found[digest.numel() :].tolist()).rstrip(b"\0").decode(errors="replace")
             raise CollectivesDiffer({self.members[self.rank]: own, at: theirs})
 
+    def run_failed(self) -> None:
+        """Note that an error of this rank ended a run among whose instructions are collectives.
+
+        Before its next collective, it compares with the other ranks how many each has begun: where all ranks met the
+        same error they go on, and else a collective would meet another one.
+        """
+        self.whole._uncertain = True
+
+    def _check(self) -> None:
+        """Raise RankLost after a failure, or if the ranks have begun different numbers of collectives."""
+        whole = self.whole
+        if whole._failure is None and whole._uncertain:
+            whole._uncertain, what = False, "the comparison after a run that failed"
+            found = whole.exchange(str(whole.count), what)
+            if len({*found}) > 1:
+                waiting = {r: f"collective {n}" for r, n in enumerate(found)}
+                reason = "an error ended a run before its last collective"
+                whole._failure = RankLost(what, waiting, (), ranks=whole.ranks, reason=reason)
+        if whole._failure is not None:
+            raise whole._failure
+
     def _begin(self, what: str, sent: int, start: Callable[[], Any], together: bool = True) -> Pending:
-        if self.whole._failure is not None:
-            raise self.whole._failure
+        self._check()
         if together:
             what = self._counted(what)
         try:
@@ -239,8 +260,7 @@ class ProcessGroup:
 
         Raises: RankLost.
         """
-        if self.whole._failure is not None:
-            raise self.whole._failure
+        self._check()
         key = f"{self.name}exchange/{next(self._rounds)}"
         what = self._counted(what)
         try:

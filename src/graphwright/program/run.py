@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,7 +22,7 @@ from graphwright.program.gates import fold, foldable, folding_pays
 from graphwright.program.kinds import ASSIGN, CONST, INPUT, STORED
 from graphwright.program.op_graph import Ref, Value
 from graphwright.program.patterns import patterns, reading
-from graphwright.program.run_comparison import compare_nodes
+from graphwright.program.run_comparison import compared
 from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
@@ -138,35 +139,34 @@ def tensors(
         groups = {node: (here, k) for k, group in enumerate(p.checkpoints) for node in group}
     values: dict[Value, Tensor] = {}
     needed = p.reachable(roots)
-    if recorder is None:
-        compare_nodes(p, needed, dims, feeds)
     late = foldable(p, {v for v in roots if isinstance(v, Value)}) if trained else {}
     folded: dict[NodeId, NodeId] = {}  # product -> the site whose gate multiplies its weight
-    for node in p.order():
-        op = p.op(node)
-        if node not in needed or op == ASSIGN:
-            continue
-        if node in late and folding_pays(p, node, late[node], values):
-            values[Value(node)], folded[late[node]] = values[p.operands(node)[0]], node
-            continue
-        if op in STORED:
-            key = p.key(node)
-            values[Value(node)] = states[key] if states and key in states else p.weights[key]
-        elif op == INPUT:
-            values[Value(node)] = feeds[p.path(node)]
-        else:
-            ins = [values[v] for v in p.operands(node)]
-            if recorder is not None:
-                recorder.recomputed.group = groups.get(node)
-            if node in folded:
+    with nullcontext() if recorder is not None else compared(p, needed, dims, feeds):
+        for node in p.order():
+            op = p.op(node)
+            if node not in needed or op == ASSIGN:
+                continue
+            if node in late and folding_pays(p, node, late[node], values):
+                values[Value(node)], folded[late[node]] = values[p.operands(node)[0]], node
+                continue
+            if op in STORED:
+                key = p.key(node)
+                values[Value(node)] = states[key] if states and key in states else p.weights[key]
+            elif op == INPUT:
+                values[Value(node)] = feeds[p.path(node)]
+            else:
+                ins = [values[v] for v in p.operands(node)]
                 if recorder is not None:
-                    recorder.expect("mul", p.path(folded[node]))
-                x, g = p.operands(folded[node])
-                ins[1] = fold(values[x].shape, values[g], ins[1])
-            if recorder is not None:
-                recorder.expect(op, p.path(node))
-            for port, result in enumerate(step(p, node, op, ins, dims)):
-                values[Value(node, port)] = result if isinstance(result, Tensor) else Tensor(result)
+                    recorder.recomputed.group = groups.get(node)
+                if node in folded:
+                    if recorder is not None:
+                        recorder.expect("mul", p.path(folded[node]))
+                    x, g = p.operands(folded[node])
+                    ins[1] = fold(values[x].shape, values[g], ins[1])
+                if recorder is not None:
+                    recorder.expect(op, p.path(node))
+                for port, result in enumerate(step(p, node, op, ins, dims)):
+                    values[Value(node, port)] = result if isinstance(result, Tensor) else Tensor(result)
     if recorder is not None:
         recorder.recomputed.group = None
     return values
@@ -350,34 +350,34 @@ def _run_nodes(
     order = [node for node in p.order() if node in needed]
     unread = Counter(p.edge_value(e) for node in order for e in p.in_edges(node))
     assigned: list[tuple[str, NDArray]] = []
-    compare_nodes(p, needed, dims, checked)
-    for node in order:
-        began, op = perf_counter(), p.op(node)
-        edges = p.in_edges(node)
-        if op in STORED:
-            array = _variable(p, p.key(node), state).data
-            if array is p.weights.array(p.key(node)):
-                made._weights[p.key(node)] = array, array.storage.version
-            results: tuple[Any, ...] = (array.to(device),)
-        elif op == INPUT:
-            results = (arrays[p.path(node)],)
-        else:
-            ins: list[Any] = [patches[e] if e in patches else values[p.edge_value(e)] for e in edges]
-            if op == ASSIGN:
-                assigned.append((p.key(p.operands(node)[0].node), ins[1]))
-                results = ()
+    with compared(p, needed, dims, checked):
+        for node in order:
+            began, op = perf_counter(), p.op(node)
+            edges = p.in_edges(node)
+            if op in STORED:
+                array = _variable(p, p.key(node), state).data
+                if array is p.weights.array(p.key(node)):
+                    made._weights[p.key(node)] = array, array.storage.version
+                results: tuple[Any, ...] = (array.to(device),)
+            elif op == INPUT:
+                results = (arrays[p.path(node)],)
             else:
-                results = step(p, node, op, ins, dims)
-            del ins
-        for port, result in enumerate(results):
-            values[Value(node, port)] = patches.get(Value(node, port), result)
-        made.times[node] = perf_counter() - began
-        if keep != "all":
-            unread.subtract(p.edge_value(e) for e in edges)
-            read = {p.edge_value(e) for e in edges} | {Value(node, port) for port in range(len(results))}
-            for v in read - kept:
-                if not unread[v]:
-                    values.pop(v, None)
+                ins: list[Any] = [patches[e] if e in patches else values[p.edge_value(e)] for e in edges]
+                if op == ASSIGN:
+                    assigned.append((p.key(p.operands(node)[0].node), ins[1]))
+                    results = ()
+                else:
+                    results = step(p, node, op, ins, dims)
+                del ins
+            for port, result in enumerate(results):
+                values[Value(node, port)] = patches.get(Value(node, port), result)
+            made.times[node] = perf_counter() - began
+            if keep != "all":
+                unread.subtract(p.edge_value(e) for e in edges)
+                read = {p.edge_value(e) for e in edges} | {Value(node, port) for port in range(len(results))}
+                for v in read - kept:
+                    if not unread[v]:
+                        values.pop(v, None)
     if assigned:
         fresh = [array.copy() for _, array in assigned]  # all values are read before any variable is written
         memory = {id(_variable(p, key, state).data.storage) for key, _ in assigned}

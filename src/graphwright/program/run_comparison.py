@@ -5,7 +5,8 @@ A group of ranks compares its collectives in their order; the ranks of a divided
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +44,21 @@ class RunComparison:
             if not row.point_to_point:  # which differ by rank, and are compared when they run
                 among.append(described(op, outs[:1] if row.starts else ins, attrs))
 
-    def compare(self, inputs: Mapping[str, NDArray]) -> None:
-        """Compare with the other ranks. Raises: WrongWorld, InputsDiffer, CollectivesDiffer, RankLost."""
+    @contextmanager
+    def before(self, inputs: Mapping[str, NDArray]) -> Iterator[None]:
+        """Compare with the other ranks before a run, which is the block.
+
+        Raises: WrongWorld, InputsDiffer, CollectivesDiffer, RankLost.
+        """
+        self._compare(inputs)
+        try:
+            yield
+        except BaseException:
+            if self.calls and (group := world().group) is not None:
+                group.run_failed()
+            raise
+
+    def _compare(self, inputs: Mapping[str, NDArray]) -> None:
         for (ranks, group), calls in self.calls.items():
             if (others := group_of(ranks, group)) is None:
                 continue
@@ -53,14 +67,13 @@ class RunComparison:
                 others.compare([*chain(fed, calls)], f"the start of {self.name}", len(fed))
 
 
-def compare_nodes(
+def compared(
     p: Program, nodes: Collection[NodeId], dims: Mapping[str, int], inputs: Mapping[str, Tensor]
-) -> None:  # fmt: skip
-    """Compare, before nodes of a program run one by one with numbers for named sizes; raises what `compare` raises."""
+) -> AbstractContextManager[None]:  # fmt: skip
+    """Return `RunComparison.before` a run of nodes of a program one by one, with numbers for named sizes."""
     if world().group is None or not (found := {*p.of_traits(collective=True)}.intersection(nodes)):
-        return
+        return nullcontext()
     ordered = [n for n in p.order() if n in found]
     bound = {n: ([p.spec(v).bind(dims) for v in p.operands(n)], [s.bind(dims) for s in p.specs(n)]) for n in ordered}
-    RunComparison(p.name, ((p.op(n), *bound[n], p.attrs(n)) for n in ordered)).compare(
-        {name: x.data for name, x in inputs.items()}  # pyright: ignore[reportArgumentType]: nothing is being traced
-    )
+    arrays: dict[str, Any] = {name: x.data for name, x in inputs.items()}
+    return RunComparison(p.name, ((p.op(n), *bound[n], p.attrs(n)) for n in ordered)).before(arrays)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from operator import is_, length_hint
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
@@ -225,10 +225,9 @@ class Executable:
             for chunk in bound.arena.chunks:
                 fill(chunk, 0, chunk.nbytes)
         if bound.fed is None:
-            if world().group is not None:
-                self._compare(arrays)
-            self._feed(arrays)
-            self.execute()
+            with nullcontext() if world().group is None else self._compared(arrays):
+                self._feed(arrays)
+                self.execute()
             return
         if bound.pointed is not arrays:  # else their addresses are unchanged
             self._point(arrays)
@@ -247,13 +246,13 @@ class Executable:
             raise self._failed_call(len(bound.calls) - length_hint(calls) - 1, error) from error
         bound.note_run()
 
-    def _compare(self, arrays: Sequence[Given]) -> None:
-        """Compare what is about to run with the other ranks. Raises: InputsDiffer, CollectivesDiffer, RankLost."""
+    def _compared(self, arrays: Sequence[Given]) -> AbstractContextManager[None]:
+        """Return a context of a run, before which it is compared with the other ranks; see `RunComparison.before`."""
         if self._comparison is None:
             specs = lambda slots: [self.plan.buffer_layout.tables.slots[s].spec for s in slots]  # noqa: E731
             found = ((i.op, specs(i.ins), specs(i.outs), i.attrs) for i in self.plan.instrs)
             self._comparison = RunComparison(self.plan.program.name, found)
-        self._comparison.compare(dict(zip(self.plan.inputs, map(as_array, arrays), strict=True)))
+        return self._comparison.before(dict(zip(self.plan.inputs, map(as_array, arrays), strict=True)))
 
     def _run_slice(self, part: PlanSlice) -> None:
         if part.plan is not self.plan:
