@@ -110,6 +110,14 @@ def modules() -> dict[str, Any]:
     ):
         p = gw.from_torch(module.eval(), (example,))
         found[name] = close_to(p, {p.input_names()[0]: example.numpy()})
+    b, rng = gw.Builder("grouped"), np.random.default_rng(0)
+    weight = lambda key, *shape: b.param(key, rng.normal(size=shape).astype("f4"))  # noqa: E731
+    ends = b.input("offsets", (4,), "int64")
+    inner = b.op("gelu", b.op("grouped_matmul", b.input("x", ("N", 6)), weight("a", 3, 6, 10), ends))
+    rows = b.add(b.op("grouped_matmul", inner, weight("c", 3, 10, 7), ends), weight("bias", 7))
+    b.output(rows, "y")
+    given = {"x": rng.normal(size=(8, 6)).astype("f4"), "offsets": np.array([0, 3, 3, 8])}
+    found["grouped"] = close_to(b.build(), given)
     return found
 
 
@@ -121,6 +129,15 @@ def pruned() -> dict[str, Any]:
         for i in range(4):
             e.cut_units(axes[f"layers.{i}.mlp.neurons"].units(list(range(0, 30 * i + 7))))
     return close_to(p, feeds(p), "layers.*")
+
+
+def mixture() -> dict[str, Any]:
+    """Divide a model with experts, one of which has too few neurons the second time: then they all stay whole."""
+    found = close_to(p := with_experts(gw.open("bundled").program), feeds(p), "layers.*")
+    few = with_experts(gw.open("bundled").program, cut=511)
+    with few.edit("divide") as e:
+        found["few"] = [*distributed.tensor_parallel(e, few.select("layers.*")).axes]
+    return found
 
 
 def mixing() -> dict[str, gw.Program]:
@@ -185,17 +202,26 @@ def refused() -> dict[str, str]:
 
 def everything(folder: str) -> dict[str, Any]:
     """Return the facts of all checks; one start of the processes serves all."""
-    return {"bundled": bundled(), "modules": modules(), "pruned": pruned(), "refused": refused(),
+    return {"bundled": bundled(), "modules": modules(), "pruned": pruned(), "mixture": mixture(),
+            "refused": refused(),
             "trained": trained(4, 0.5), "resumed": resumed(f"{folder}/state")}  # fmt: skip
 
 
+def with_experts(p: gw.Program, cut: int = 7) -> gw.Program:
+    """Return a program whose last MLP is now a mixture; one expert has fewer neurons."""
+    gw.experts.upcycle(p, 3, 2, layers="layers.3.mlp", std=0.5)
+    with p.edit("cut") as e:
+        e.cut_units(p.axes()["layers.3.mlp.experts.1.neurons"].units(range(cut)))
+    return p
+
+
 class Training:
-    """A training of the bundled model in float32, divided among the ranks or whole."""
+    """A training in float32 of the bundled model, its last MLP a mixture, divided among the ranks or whole."""
 
     def __init__(
         self, divide: bool, optimizer: str = "SGD", clip: float | None = None, ranks: int | None = None, batch: int = 2
     ) -> None:
-        self.p, self.batch = gw.open("bundled", dtype="float32").program, batch
+        self.p, self.batch = with_experts(gw.open("bundled", dtype="float32").program), batch
         if divide:
             with self.p.edit("divide") as e:
                 distributed.tensor_parallel(e, self.p.select("layers.*"), ranks)
@@ -233,7 +259,8 @@ def trained(steps: int, clip: float | None, divide: bool = True) -> dict[str, An
     replicas = {key: float(p.weights.array(key).to_numpy("float64").sum()) for key in whole}
     with distributed.gathered(p):
         sums = {key: float(np.abs(v.data.to_numpy("float64")).sum()) for key, v in p.weights.items()}
-        keys = ("model.norm.weight", "model.layers.1.mlp.down_proj.weight", "model.layers.2.self_attn.q_proj.weight")
+        keys = ["model.norm.weight", "model.layers.1.mlp.down_proj.weight", "model.layers.2.self_attn.q_proj.weight"]
+        keys += [key for key in p.weights if "layers.3.mlp" in key]
         few = {key: p.weights.array(key).to_numpy("float64").ravel()[:2000:7].tolist() for key in keys}
     return {"losses": losses, "replicas": replicas, "sums": sums, "few": few}
 

@@ -28,10 +28,15 @@ def check(found: list[dict[str, Any]], ranks: int, state: Path) -> None:
         assert whole["drawn"] == found[0]["bundled"]["drawn"]
         assert all(text.startswith("InputsDiffer") and "rank 1: ids: i64[1, 1" in text for text in whole["differ"])
         assert 1 / ranks < whole["share"] < 1 / ranks + 0.25
-        for name, one in (*facts["modules"].items(), ("pruned", facts["pruned"])):
+        named = {name: facts[name] for name in ("pruned", "mixture")}
+        for name, one in (*facts["modules"].items(), *named.items()):
             assert one["far"] < 2e-6, name
             assert one["same"], name
             assert all(len(units) == ranks and min(units) > 0 for units in one["axes"].values()), name
+        assert sorted(map(sum, facts["modules"]["grouped"]["axes"].values())) == [10]
+        experts = [f"layers.3.mlp.experts.{i}.neurons" for i in range(3)]
+        assert [sum(facts["mixture"]["axes"][name]) for name in experts] == [512, 505, 512]
+        assert facts["mixture"]["few"] == [name for name in facts["mixture"]["axes"] if name not in experts]
         assert facts["refused"]["ranks"].startswith("WrongWorld")
         assert facts["refused"]["nothing"].startswith("UsageError")
         assert "w depends on pairs of units" in facts["refused"]["pairs"]

@@ -7,14 +7,15 @@ et al. 2019). Ranks may have different numbers of units. Undo gathers the units.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphwright.array.world import divide_ranks, world
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
-from graphwright.ops import traits
-from graphwright.ops.axes import atoms, resolve
+from graphwright.ops import get, traits
+from graphwright.ops.axes import Atom, atoms, resolve
 from graphwright.program.axes.divide import Share, divided, obstacle
 from graphwright.program.editing.replace import redirect
 from graphwright.program.op_graph import Value
@@ -87,7 +88,7 @@ def tensor_parallel(e: Transaction, selection: Selection, ranks: int | None = No
                          fix="select whole layers, or use fewer ranks")  # fmt: skip
     shares = {group.name: shares_of(group.size, count) for group in groups}
     structure = p.structure_hash()
-    sums = [_join(e, node, count) for group in groups for node in _sums(found, group)]
+    sums = [_join(e, node, count) for node in dict.fromkeys(n for group in groups for n in _sums(found, group))]
     e.do(divided(p, [Share(*item) for item in shares.items()], structure))  # last, so that undo begins by gathering
     return Division(count, world().copies, shares, tuple(map(p.path, sums)))
 
@@ -97,39 +98,73 @@ def _sums(found: Axes, group: AxisGroup) -> list[NodeId]:
 
 
 def _divisible(found: Axes, inside: set[NodeId], ranks: int) -> tuple[list[AxisGroup], list[str]]:
-    """Return the axes to divide, at most one for each product that sums, and why others have too few units."""
-    p, few = found.program, dict[NodeId, str]()
+    """Return the axes to divide, which sum in different nodes, and why others cannot be."""
+    few, joined = dict[NodeId, str](), set[NodeId]()
     chosen: list[AxisGroup] = []
     busy = {atom for row in (*found.solution.lookups, *found.solution.groups) for atom in atoms(resolve(row.axis))}
-    ranked = [g for kind in _KINDS for g in found.values() if g.kind == kind and len(g.atoms) == 1]
-    joined = set[NodeId]()
-    for group in ranked:
-        sums = _sums(found, group)
-        contractions = all(_contracts(p, node) for node in sums)
-        if (
-            group.frozen
-            or group.mixed
-            or busy & {*group.atoms}
-            or not sums
-            or not contractions
-            or not inside >= {*sums}
-            or joined & {*sums}
-        ):
+    for together in _candidates(found):
+        sums = {node for group in together for node in _sums(found, group)}
+        if not sums or not inside >= sums or joined & sums or any(_fixed(group, busy) for group in together):
             continue
-        why = obstacle(found, group.atoms[0], [atom for other in chosen for atom in other.atoms])
-        why = why or (f"{group.name} has {group.size} units" if group.size < ranks else "")
+        others = [atom for group in (*chosen, *together) for atom in group.atoms]
+        why = next(filter(None, (obstacle(found, group.atoms[0], others) for group in together)), "")
+        least = min(together, key=lambda group: group.size)
+        why = why or (f"{least.name} has {least.size} units" if least.size < ranks else "")
         if why:
             few |= {node: why for node in sums}
             continue
-        chosen.append(group)
-        joined |= {*sums}
+        chosen += together
+        joined |= sums
     return chosen, [text for node, text in few.items() if node not in joined]
 
 
-def _contracts(p: Program, node: NodeId) -> bool:
-    """Return whether a node is a product of operands 0 and 1, to which at most a bias is added."""
-    row = traits(p.op(node))
-    return bool(row.contracts) and {p.edge_port(x) for x in p.in_edges(node)} <= {0, 1, row.addend}
+def _fixed(group: AxisGroup, busy: set[Atom]) -> bool:
+    return bool(group.frozen or group.mixed or busy & {*group.atoms})
+
+
+def _candidates(found: Axes) -> Iterator[list[AxisGroup]]:
+    """Yield axes whose units have parts of a sum, with those that must be divided with them, the most wanted first.
+
+    All experts of a mixture are divided by their neurons, or none is, since its result is one sum of all of them.
+    """
+    p = found.program
+    mixtures: dict[NodeId, list[AxisGroup]] = {}
+    for group in (g for kind in _KINDS for g in found.values() if g.kind == kind and len(g.atoms) == 1):
+        sums = found.solution.notes[group.atoms[0]].summed
+        inside = {node for node, _ in sums if traits(p.op(node)).mixture}
+        if not all(_sums_parts(p, node, ends) for node, ends in sums):
+            continue
+        if not inside:
+            yield [group]
+        elif {node for node, _ in sums} == inside and len(inside) == 1:
+            mixtures.setdefault(inside.pop(), []).append(group)
+    for node, groups in mixtures.items():
+        first, width = _experts(p, node)
+        parts = {(port - first) // width for g in groups for at, ends in found.solution.notes[g.atoms[0]].summed
+                 for port, _ in ends if at == node}  # fmt: skip
+        if parts == {(p.edge_port(x) - first) // width for x in p.in_edges(node) if p.edge_port(x) >= first}:
+            yield groups
+
+
+def _experts(p: Program, node: NodeId) -> tuple[int, int]:
+    """Return the first operand of a mixture that belongs to an expert, and the number of operands of an expert."""
+    groups = get(p.op(node)).groups
+    assert groups is not None, "experts are groups of operands"
+    return groups(p.attrs(node))
+
+
+def _sums_parts(p: Program, node: NodeId, ends: Sequence[tuple[int, int]]) -> bool:
+    """Return whether a node that sums over units is a sum of parts, one of each unit, to which at most a bias is added.
+
+    Args:
+        ends: the summed dimensions, pairs (operand, dimension).
+    """
+    row, summed = traits(p.op(node)), {port for port, _ in ends}
+    if row.mixture:  # over operands of experts alone, not over tokens, without a bias
+        return not p.attrs(node)["bias"] and min(summed) >= _experts(p, node)[0]
+    if row.contracts:
+        return {p.edge_port(x) for x in p.in_edges(node)} <= {0, 1, row.addend}
+    return not summed.isdisjoint(row.linear_in)
 
 
 def _join(e: Transaction, node: NodeId, ranks: int) -> NodeId:

@@ -237,7 +237,8 @@ class GroupedMatmul(_Product):
     dx = g·wᵀ with the same groups; dw is `grouped_outer`.
     """
 
-    arity, saves, traits = 3, Saves(inputs=(0, 1, 2)), Traits(fixed=(2,), contiguous=(0, 1))
+    arity, saves = 3, Saves(inputs=(0, 1, 2))
+    traits = Traits(fixed=(2,), contiguous=(0, 1), linear_in=(0, 1))
     why = {"onnx": "opset 20 has no grouped matrix product"}
     emit = "grouped_matmul({0}, {1}, {2})"
     sample = lambda rng: ([rng.normal(size=(7, 3)), rng.normal(size=(3, 3, 2)), _draw(rng)], {})
