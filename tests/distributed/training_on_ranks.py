@@ -224,7 +224,7 @@ def not_together() -> dict[str, Any]:
 
 
 def failed_apart() -> list[str]:
-    """Rank 0 meets an error in a run, and goes on, while rank 1 waits in a collective of this run."""
+    """Rank 0 catches an error of a run while rank 1 waits in a collective of this run."""
     p, found = collectives_on_ranks.summed_rows(), []
     for ids in (d.rank() or 9, 1):
         try:

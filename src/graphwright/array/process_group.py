@@ -201,7 +201,7 @@ class ProcessGroup:
         """Note that an error of this rank ended a run among whose instructions are collectives.
 
         Before its next collective, it compares with the other ranks how many each has begun: where all ranks met the
-        same error they go on, and else a collective would meet another one.
+        same error they continue, and else a collective would meet another one.
         """
         self.whole._uncertain = True
 
