@@ -151,7 +151,7 @@ def check_bytes() -> dict[str, list[float]]:
         group = world().group
         assert group is not None
         before, sent = _sent_by_sockets(), group.sent
-        y = call(name, x, ranks=d.ranks(), **attrs)  # the op alone: `d.all_reduce(x)` compares calls first
+        y = call(name, x, ranks=d.ranks(), **attrs)
         d.barrier()
         row = get(name)
         cost = row.cost([x.spec], [y.spec], row.complete({**attrs, "ranks": d.ranks()}))

@@ -72,9 +72,10 @@ def test_calls_that_differ_are_refused_on_all_ranks(runs, ranks):
     found = [r["collectives"]["refused"] for r in runs[ranks]]
     for name in ("shape", "dtype", "op", "root", "run", "tape", "plan", "instead"):
         assert found[0][name].startswith("CollectivesDiffer"), name
-        assert len({facts[name] for facts in found}) == 1
+        assert len({facts[name].partition(" got ")[2] for facts in found}) == 1
     assert "rank 0: all_reduce of f64[3]; rank 1: all_" in found[0]["op"]
-    assert f"rank {ranks - 1}: nothing" in found[0]["instead"]
+    assert f"rank {ranks - 1}: all_reduce" in found[0]["instead"]
+    assert "rank 0: the start of sums" in found[0]["instead"]
     for one, other in ((0, 1), (1, 0)):
         assert f"rank {one}: send of f64[3] to rank {other}" in found[one]["both"]
         assert "rank 1: recv of f64[1, 3] from rank 0" in found[one]["sent"]
@@ -91,7 +92,7 @@ def test_bytes_counted_are_bytes_sent(runs, ranks):
     for name in found[0]:
         cost, group, sockets = (sum(r[name][i] for r in found) for i in range(3))
         assert cost == group, name
-        assert cost <= sockets <= cost + 5_000, name  # headers and the barrier
+        assert cost <= sockets <= cost + 10_000, name  # headers, the barrier, and the comparisons of both
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in on_ranks.NAMES.items() for name in names])

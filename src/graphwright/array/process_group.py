@@ -68,6 +68,7 @@ class ProcessGroup:
         count: number of collectives of all ranks so far.
         pending: address of a bucket -> the collective in flight that uses it; None if its gate was closed.
         whole: the group of all ranks, which counts for all groups and fails with any of them.
+        compared: number of runs in progress whose collectives the ranks have compared.
     """
 
     def __init__(
@@ -82,7 +83,8 @@ class ProcessGroup:
         self.whole = whole or self
         self._handle = handle
         self._failure: RankLost | None = None
-        self._uncertain = False  # whether all ranks have begun equally many collectives
+        self._uncertain = False  # whether ranks may have begun different numbers of collectives
+        self.compared = 0
         self._rounds = count()
 
     def divided(self, parts: int) -> tuple[ProcessGroup | None, ProcessGroup | None]:
@@ -149,23 +151,31 @@ class ProcessGroup:
         made = lambda: torch_ranks.broadcast(x, self.members[root], self._handle, async_op=True)  # noqa: E731
         return self._begin(what, sent, made)
 
-    def compare(self, calls: Sequence[str], what: str, inputs: int = 0) -> None:
-        """Compare what all ranks of the group are about to do: collectives with their specs and options, in order.
+    def compare(self, calls: Sequence[str], what: str, *, label: str = "", inputs: int = 0) -> None:
+        """Compare what all ranks of the group are about to do: `what`, and collectives with their specs and options.
 
         gloo ends the process if ranks call a collective with other sizes. Hashes are gathered, whose size is fixed;
-        only where they differ are the texts exchanged. The first `inputs` texts describe inputs.
+        only where they differ are the texts exchanged.
+
+        Args:
+            calls: texts, of which the first `inputs` describe inputs.
+            label: what errors of this rank name, by default `what`.
         Raises: InputsDiffer, CollectivesDiffer, RankLost.
         """
-        own = _digest("\n".join(calls))
+        label = label or what
+        own = _digest("\n".join([what, *calls]))
         found = torch.empty(self.ranks * own.numel(), dtype=torch.uint8)
         made = lambda: _all_gather(found, own, group=self._handle, async_op=True)  # noqa: E731
-        self._begin(what, 0, made).wait()
+        self._begin(label, 0, made).wait()
         if bool((found.view(self.ranks, -1) == own).all()):
             return
-        rows = [*zip_longest(*map(json.loads, self.exchange(json.dumps(calls), what)), fillvalue="nothing")]
-        at = next(i for i, row in enumerate(rows) if len({*row}) > 1)
+        texts = map(json.loads, self._exchanged(json.dumps([what, label, *calls]), label))
+        whats, labels, *rows = zip_longest(*texts, fillvalue="nothing")
+        at = next((i for i, row in enumerate(rows) if len({*row}) > 1), None)
+        if at is None or len({*whats}) > 1:  # without a difference, calls of several threads met
+            raise CollectivesDiffer(dict(zip(self.members, labels, strict=True)), label)
         kind = InputsDiffer if at < inputs else CollectivesDiffer
-        raise kind(dict(zip(self.members, rows[at], strict=True)))
+        raise kind(dict(zip(self.members, rows[at], strict=True)), label)
 
     def send(self, x: torch.Tensor, to: int, spec: Any) -> None:
         """Send `x`, which has a spec, to rank `to`. Raises: CollectivesDiffer unless that waits for it; RankLost."""
@@ -195,7 +205,7 @@ class ProcessGroup:
         digest = _digest(expected)
         if not torch.equal(found[: digest.numel()], digest):
             theirs = bytes(found[digest.numel() :].tolist()).rstrip(b"\0").decode(errors="replace")
-            raise CollectivesDiffer({self.members[self.rank]: own, at: theirs})
+            raise CollectivesDiffer({self.members[self.rank]: own, at: theirs}, own)
 
     def run_failed(self) -> None:
         """Note that an error of this rank ended a run among whose instructions are collectives.
@@ -210,7 +220,7 @@ class ProcessGroup:
         whole = self.whole
         if whole._failure is None and whole._uncertain:
             whole._uncertain, what = False, "the comparison after a run that failed"
-            found = whole.exchange(str(whole.count), what)
+            found = whole._exchanged(str(whole.count), what)
             if len({*found}) > 1:
                 waiting = {r: f"collective {n}" for r, n in enumerate(found)}
                 reason = "an error ended a run before its last collective"
@@ -256,10 +266,12 @@ class ProcessGroup:
 
     # -- small values by the store -----------------------------------------------------------------------------------
     def exchange(self, value: str, what: str) -> list[str]:
-        """Return the values of all ranks, by rank. It uses the store, so it works between mismatched collectives.
+        """Return the values of all ranks, by rank. Raises: CollectivesDiffer unless all exchange `what`; RankLost."""
+        self.compare((), what)
+        return self._exchanged(value, what)
 
-        Raises: RankLost.
-        """
+    def _exchanged(self, value: str, what: str) -> list[str]:
+        """Exchange values by the store, which also works between collectives that differ."""
         self._check()
         key = f"{self.name}exchange/{next(self._rounds)}"
         what = self._counted(what)

@@ -8,14 +8,16 @@ Only `process_group` talks to the other ranks; it is loaded when there are any.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphwright.errors import ComputeError, UsageError
 
 if TYPE_CHECKING:
     from graphwright.array.process_group import ProcessGroup
+    from graphwright.array.spec import Spec
 
 
 class WrongWorld(UsageError):
@@ -48,13 +50,13 @@ class CollectivesDiffer(UsageError):
     """The ranks run other collectives, or the same one with other shapes, dtypes or options; no value was exchanged.
 
     Attributes:
-        calls: rank of the run -> its call.
+        calls: rank of the run -> its call, the first one that differs.
     """
 
-    def __init__(self, calls: Mapping[int, str]) -> None:
+    def __init__(self, calls: Mapping[int, str], where: str) -> None:
         self.calls = dict(calls)
         got = "; ".join(f"rank {r}: {text}" for r, text in sorted(calls.items()))
-        super().__init__("the ranks do not run the same collective", where="distributed", got=got,
+        super().__init__("the ranks do not run the same collective", where=where, got=got,
                          expected="equal calls, with arrays of one shape and dtype, on all ranks")  # fmt: skip
 
 
@@ -65,12 +67,13 @@ class InputsDiffer(UsageError):
         inputs: rank of the run -> the input that differs, with a hash of its values.
     """
 
-    def __init__(self, inputs: Mapping[int, str]) -> None:
+    def __init__(self, inputs: Mapping[int, str], where: str) -> None:
         self.inputs = dict(inputs)
         super().__init__(
-            "the ranks of a divided model were given different inputs", where="distributed", expected="the same",
+            "the ranks of a divided model were given different inputs", where=where, expected="the same",
             got="; ".join(f"rank {r}: {text}" for r, text in inputs.items()),
-            fix="feed the same arrays on all ranks of a copy, as a DataLoader does that is made after the division",
+            fix="give all ranks of a copy the same arrays, prompts, options and seeds; a DataLoader that is made after "
+            "the division does",
         )  # fmt: skip
 
 
@@ -115,6 +118,8 @@ GROUPS = ("run", "model", "data")
 """The groups of ranks, as attributes of collectives name them."""
 _ALONE = World()
 _current = [_ALONE]
+_entered: list[bool] = []
+"""Not empty once a run was joined, or left."""
 
 
 def world() -> World:
@@ -122,9 +127,29 @@ def world() -> World:
     return _current[0]
 
 
+def described(name: str, operands: Sequence[Spec], attrs: Mapping[str, Any]) -> str:
+    """Return a collective as a text that is equal on all ranks that run it together."""
+    text, rank = [f"{name} of {' '.join(map(str, operands))}"], len(operands[0].shape)
+    for option, value in attrs.items():
+        negative = option in ("axis", "split", "join") and -rank <= value < 0
+        if option not in ("ranks", "group", "rank"):
+            text.append(f"{option}={value + rank if negative else value}")
+    return ", ".join(text)
+
+
+def joined(where: str) -> World:
+    """Return the ranks of the run. Raises: UsageError if torchrun started several, and the run was not joined."""
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    if ranks.isdecimal() and int(ranks) > 1 and not _entered:
+        raise UsageError("this process has not joined the run of which it is a rank", where=where,
+                         got=f"WORLD_SIZE={ranks}", fix="call graphwright.distributed.setup() first")  # fmt: skip
+    return _current[0]
+
+
 def enter(made: World | None) -> None:
     """Make `made` the world of this process; None for a world of one."""
     _current[0] = made or _ALONE
+    _entered.append(True)
 
 
 def group_of(ranks: int, group: str) -> ProcessGroup | None:
@@ -150,8 +175,8 @@ def divide_ranks(parts: int) -> World:
     Raises: WrongWorld unless the run has a multiple of `parts` ranks, or if its ranks are divided otherwise already;
         RankLost.
     """
-    here = _current[0]
-    if here.ranks % parts or here.parts not in (1, parts):
+    here = joined("tensor_parallel")
+    if parts < 1 or here.ranks % parts or here.parts not in (1, parts):
         divided = f", divided into copies of {here.parts}" if here.parts > 1 else ""
         raise WrongWorld("a model cannot be divided among so many ranks of the run", where="tensor_parallel",
                          expected="a divisor of the number of ranks, the same for all models of the run",

@@ -1,6 +1,6 @@
 """Collectives of tensors, for code that all ranks run: eager, taped or traced, with gradients.
 
-All ranks call them in the same order with arrays of equal specs, which eager calls compare before values are sent.
+All ranks call them in the same order with arrays of equal specs, which they compare before values are sent.
 Gradients are those of the sum of the losses of all ranks; the loss of a run is the mean over its ranks, so
 data-parallel code divides by the number of ranks once. All raise CollectivesDiffer and RankLost when they run.
 """
@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphwright.array.world import world
+from graphwright.array.world import described, world
 from graphwright.autograd import Tensor, active_recorder, as_tensor
 from graphwright.errors import UsageError
 from graphwright.ops import call
-from graphwright.ops.collective import described
 
 
 def all_reduce(x: Any) -> Tensor:
@@ -71,11 +70,16 @@ def _other(name: str, rank: int) -> None:
 
 
 def _compared(name: str, x: Any, **attrs: Any) -> Tensor:
-    """Run a collective after the ranks have compared their calls, unless it is recorded."""
+    """Run a collective after the ranks have compared their calls, also invalid ones, unless it is recorded."""
     x, group = as_tensor(x), world().group
-    if group is not None and active_recorder.get() is None:
-        group.compare([described(name, [x.spec], attrs)], name)
-    return _run(name, x, **attrs)
+    if group is None or active_recorder.get() is not None:
+        return _run(name, x, **attrs)
+    group.compare([described(name, [x.spec], attrs)], "a collective", label=name)
+    group.compared += 1
+    try:
+        return _run(name, x, **attrs)
+    finally:
+        group.compared -= 1
 
 
 def _run(name: str, x: Any, **attrs: Any) -> Tensor:

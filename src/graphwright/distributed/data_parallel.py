@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from graphwright.array import DType, float32
-from graphwright.array.world import World, world
+from graphwright.array.world import CollectivesDiffer, World, joined, world
 from graphwright.autograd import Parameter, Tensor, Variable
 from graphwright.errors import UsageError
 from graphwright.files import blake2b_128
@@ -46,12 +46,19 @@ class ProgramsDiffer(UsageError):
 
 
 def agree(value: str, what: str) -> None:
-    """Compare a hash on all ranks; `what` says in the error what differs. Raises: ProgramsDiffer, RankLost."""
+    """Compare a hash on all ranks; `what` says in the error what differs.
+
+    Raises: ProgramsDiffer; CollectivesDiffer if a rank does something else, as after an edit on one rank; RankLost.
+    """
     group = world().group
-    if group is not None:
-        found = group.exchange(value, f"comparison of {what}")
-        if len(set(found)) > 1:
-            raise ProgramsDiffer(f"the ranks have different {what}", found)
+    if group is None:
+        return
+    try:
+        group.compare([value], f"comparison of {what}, as for a step that is traced")
+    except CollectivesDiffer as error:
+        if error.calls[group.rank] != value:
+            raise
+        raise ProgramsDiffer(f"the ranks have different {what}", [*error.calls.values()]) from None
 
 
 def buckets(members: Sequence[Parameter], most: int) -> list[list[Parameter]]:
@@ -190,11 +197,15 @@ def data_parallel(step: CompiledStep, *, bucket_mb: float = 25.0, shard_optimize
     if not bucket_mb > 0:
         raise UsageError("the size of a bucket is out of range", where="data_parallel", expected="> 0 MiB",
                          got=bucket_mb)  # fmt: skip
-    now = world()
+    now = joined("data_parallel")
     if now.group is not None:
         start_equal(step)
         from graphwright.distributed.sharded import ShardedOptimizer
 
+        if step.optimizer.of_matrices and divided_weights(step.source):
+            raise UsageError("the update of a divided matrix would be that of its parts", where="data_parallel",
+                             got=f"{type(step.optimizer).__name__}, and a program divided by tensor_parallel",
+                             fix="another optimizer, such as AdamW")  # fmt: skip
         if shard_optimizer and divided_weights(step.source):
             raise UsageError("the states of divided parameters are divided already", where="data_parallel",
                              got="shard_optimizer=True, and a program divided by tensor_parallel",

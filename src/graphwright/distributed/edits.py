@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from graphwright.array import NDArray, Spec, empty
-from graphwright.array.world import world
+from graphwright.array.world import joined
 from graphwright.errors import GraphwrightError, UsageError
+from graphwright.program.axes.divide import is_divided
 from graphwright.program.editing.journal import Entry
 from graphwright.program.editing.replay import PayloadFinder, play
 from graphwright.program.errors import ReplayConflict
@@ -44,13 +45,18 @@ def sync_edits(p: Program) -> tuple[Entry, ...]:
     Raises: EditRefused on all ranks if one of them cannot apply the edits or has another program afterwards; the
         programs are then as before these edits. UsageError on all ranks if another rank than 0 has edited. RankLost.
     """
-    here, group = world(), world().group
+    here = joined("sync_edits")
+    group = here.group
+    if group is not None and is_divided(p):
+        raise UsageError("the program is divided among the ranks", where=p.name,
+                         fix="make each edit on all ranks; no sync_edits")  # fmt: skip
     if group is None:
         start, _known[p] = _known.get(p, 0), len(p.journal)
         return tuple(p.journal[start:])
     start = _known.get(p)
     if start is None:  # earlier edits are the same on all ranks
         lengths = list(map(int, group.exchange(str(len(p.journal)), "sync_edits")))
+        _only_rank_0(p, [r for r, n in enumerate(lengths) if n > min(lengths)])
         start = _known[p] = min(lengths) if here.rank == 0 else len(p.journal)
     mine = list(p.journal[start:])
     arrays, wrong = _Arrays(), ""
@@ -61,10 +67,7 @@ def sync_edits(p: Program) -> tuple[Entry, ...]:
             wrong = f"rank 0 cannot send them: {error}"
     sent = [wrong, [e.to_json() for e in mine] if here.rank == 0 else len(mine)]
     errors, given = zip(*map(json.loads, group.exchange(json.dumps(sent), "sync_edits")), strict=True)
-    if local := [r for r, count in enumerate(given) if r and count]:
-        raise UsageError("a rank other than 0 has edited the program", where=p.name, expected="edits on rank 0 alone",
-                         got=f"edits on {', '.join(f'rank {r}' for r in local)} since the last call",
-                         fix="edit on rank 0, or make equal edits on all ranks before training")  # fmt: skip
+    _only_rank_0(p, [r for r, count in enumerate(given) if count])
     if not given[0]:
         return ()
     entries = [Entry.from_json(form) for form in given[0]]
@@ -89,6 +92,14 @@ def sync_edits(p: Program) -> tuple[Entry, ...]:
         raise EditRefused(reasons, len(entries), p.name)
     _known[p] = len(p.journal)
     return tuple(p.journal[start:])
+
+
+def _only_rank_0(p: Program, edited: Sequence[int]) -> None:
+    """Raise UsageError if one of the ranks that have edited the program is not rank 0."""
+    if local := [r for r in edited if r]:
+        raise UsageError("a rank other than 0 has edited the program", where=p.name, expected="edits on rank 0 alone",
+                         got=f"edits on {', '.join(f'rank {r}' for r in local)} since the last call",
+                         fix="edit on rank 0, or make equal edits on all ranks before training")  # fmt: skip
 
 
 _Key = tuple[int, int, str]

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from graphwright.array import CPU, Device, set_num_threads
-from graphwright.array.world import World, world
+from graphwright.array.world import World, joined, world
 from graphwright.errors import UsageError
 
 
@@ -70,7 +70,7 @@ def is_main() -> bool:
 
 def barrier() -> None:
     """Wait until all ranks have come here. Raises: RankLost."""
-    group = world().group
+    group = joined("barrier").group
     if group is not None:
         group.exchange("", "barrier")
 
@@ -80,7 +80,7 @@ def broadcast_object(value: Any = None, root: int = 0) -> Any:
 
     Raises: UsageError if it is not JSON, on all ranks; RankLost.
     """
-    group = world().group
+    group = joined("broadcast_object").group
     if not 0 <= root < world().ranks:
         raise UsageError("root is no rank", where="broadcast_object", expected=f"0 to {world().ranks - 1}", got=root)
     if group is None:

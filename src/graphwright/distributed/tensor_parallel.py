@@ -16,7 +16,7 @@ from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import get, traits
 from graphwright.ops.axes import Atom, atoms, resolve
-from graphwright.program.axes.divide import Share, divided, obstacle
+from graphwright.program.axes.divide import Share, divided, is_divided, obstacle
 from graphwright.program.editing.replace import redirect
 from graphwright.program.op_graph import Value
 from graphwright.report import Report
@@ -73,9 +73,12 @@ def tensor_parallel(e: Transaction, selection: Selection, ranks: int | None = No
         ranks: number of ranks that a copy of the model is divided among, by default all ranks of the run. With fewer,
             neighbouring ranks have a copy together, and each copy is fed its own batches. For 1 nothing is divided.
     Raises: WrongWorld if `ranks` does not divide the number of ranks of the run, or if the run divides models
-        otherwise already; UsageError if no axis can be divided; RankLost.
+        otherwise already; UsageError if no axis can be divided, or if the program is divided already; RankLost.
     """
     p = e.program
+    if is_divided(p):
+        raise UsageError("the program is divided already", where="tensor_parallel", expected="a whole program",
+                         fix="p.undo(), and select all layers in one division")  # fmt: skip
     count = divide_ranks(world().ranks if ranks is None else ranks).parts
     if count == 1:
         return Division(1, world().copies, {}, ())

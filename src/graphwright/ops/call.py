@@ -16,7 +16,7 @@ from graphwright.array.dtype import DType, float32
 from graphwright.array.layout import Layout, row_major, span
 from graphwright.array.ndarray import NDArray, empty
 from graphwright.array.spec import Spec
-from graphwright.array.world import RankLost, WrongWorld
+from graphwright.array.world import CollectivesDiffer, RankLost, WrongWorld
 from graphwright.errors import (
     AliasError,
     ComputeError,
@@ -319,7 +319,7 @@ def kernel_error(op: str, ins: Sequence[NDArray], error: Exception, where: str |
     at = op if where is None else f"{where} ({op})"
     if isinstance(error, NonFinite):
         return NonFinite(error.what, where=at, got=error.got)
-    if isinstance(error, RankLost | WrongWorld):
+    if isinstance(error, RankLost | WrongWorld | CollectivesDiffer):
         error.where = at
         return error
     bounds = isinstance(error, IndexError) or any(text in str(error) for text in ("out of bounds", "out of range"))

@@ -73,12 +73,6 @@ def _drawn(*shape: int, **attrs: Any) -> Any:
     return lambda rng: ([rng.normal(size=shape)], {"ranks": 1, "group": "run", **attrs})
 
 
-def described(name: str, operands: Sequence[Spec], attrs: Any) -> str:
-    """Return a collective as a text that is equal on all ranks that run it together."""
-    options = [f"{k}={v}" for k, v in attrs.items() if k not in (*_AMONG, "rank")]
-    return ", ".join([f"{name} of {' '.join(map(str, operands))}", *options])
-
-
 class _Collective(Row):
     arity, operands = 1, ("x",)
     traits = Traits(update=True, collective=True, contiguous=(0,), linear_in=(0,))

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from graphwright.array import BY_TAG, NDArray, Spec, from_numpy
-from graphwright.array.world import world
+from graphwright.array.world import CollectivesDiffer, RankLost, joined, world
 from graphwright.autograd import Parameter, Tensor, Variable
 from graphwright.errors import UsageError
 from graphwright.files import JsonError, StrPath, atomic_directory, blake2b_128, read_json, read_whole
@@ -41,7 +42,7 @@ _FIELDS = {"schema", "structure", "journal", "plan", "step", "tensors", "aliases
 
 
 class StateError(CheckpointError):
-    """A saved training is damaged, has an unknown schema, or does not match the model or optimizer."""
+    """A saved training is damaged, has an unknown schema, does not match model or optimizer, or was not saved."""
 
 
 class HasVariables(Protocol):
@@ -79,21 +80,22 @@ def save_state(
 ) -> None:  # fmt: skip
     """Write the state of a training atomically, replacing an older one in the directory.
 
-    Of several ranks, rank 0 writes. If they divide the program or the states of the optimizer, all ranks must call
-    this; what is written is whole, and any number of ranks can load it.
+    Of several ranks, rank 0 writes, and all call this: it returns when the state is written. What is written is whole,
+    also of divided programs and states, and any number of ranks can load it.
 
     Args:
         directory: its parent must exist.
         compiled: the step made by `compile_step`; its options and the number of accumulated batches are saved.
         facts: additional JSON values, available as `SavedState.facts` after loading.
     Raises: UsageError if a state is not JSON, if a divided program was edited after the division, or if other ranks
-        have sums of gradients; FileError if writing fails, with the old directory unchanged.
+        have sums of gradients; FileError if writing fails, with the old directory unchanged; StateError on other
+        ranks than the one that failed; RankLost.
     """
     if compiled is not None and compiled.sums_apart:
         raise UsageError("the sums of gradients on other ranks would be missing", where="save_state",
                          got=f"a step with accumulate={compiled.settings.accumulate} between two updates",
                          fix="save after an update, or use shard_optimizer=True")  # fmt: skip
-    with whole(optimizer, gather=True):
+    with _together(directory), whole(optimizer, gather=True):
         here, divided = world(), DividedTensors(model, optimizer, compiled)
         if here.rank == 0 or (divided and here.copy == 0):
             tensors, aliases = training_variables(model, optimizer, scaler, compiled)
@@ -101,6 +103,23 @@ def save_state(
             if here.rank == 0:
                 states = _given(scheduler, loader, rng)
                 _write(directory, model, arrays, aliases, divided.structure, states, step, compiled, facts)
+
+
+@contextmanager
+def _together(directory: StrPath) -> Iterator[None]:
+    """Wait at the end of a block for the other ranks. Raises: StateError if the block failed on another rank."""
+    group = joined("save_state").group
+    try:
+        yield
+    except Exception as error:
+        if group is not None:
+            with suppress(RankLost, CollectivesDiffer):
+                group.exchange(str(error).splitlines()[0], "the end of save_state")
+        raise
+    errors = [] if group is None else group.exchange("", "the end of save_state")
+    if failed := {r: text for r, text in enumerate(errors) if text}:
+        raise StateError("the training was not saved", where=str(directory),
+                            got="; ".join(f"rank {r}: {text}" for r, text in failed.items()))  # fmt: skip
 
 
 def _write(

@@ -213,6 +213,7 @@ class Optimizer:
     Attributes:
         moment_names: name of each moment, in the order of the op's operands -> the option that requires it, or None if
             it always exists.
+        of_matrices: whether an update depends on the whole matrix, so that its parts cannot be updated apart.
         numbers: names of the moments that are one number per parameter, 0-d float64; the last of `moment_names`.
         state: parameter -> its state, after its first step; it ends with the parameter.
         extra_moments: names of additional moments in the state of every parameter, such as gradient sums.
@@ -224,6 +225,7 @@ class Optimizer:
     op: ClassVar[str]
     moment_names: ClassVar[Mapping[str, str | None]]
     numbers: ClassVar[frozenset[str]] = frozenset()
+    of_matrices: ClassVar[bool] = False
 
     def __init__(
         self, params: Params, lr: float, options: Mapping[str, Any], *, decay_matrices_only: bool = False,

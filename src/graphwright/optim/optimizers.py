@@ -200,7 +200,7 @@ class Muon(Optimizer):
     Raises: ShapeError for a parameter that is not a matrix; UsageError as `Optimizer`.
     """
 
-    op = "muon_step"
+    op, of_matrices = "muon_step", True
     moment_names: ClassVar[Mapping[str, str | None]] = {"momentum": None}
 
     def __init__(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.array import CPU, Device, Spec, from_numpy
+from graphwright.array.world import world
 from graphwright.autograd import (
     Parameter,
     Tensor,
@@ -38,6 +39,7 @@ from graphwright.plan.options import CompileOptions
 from graphwright.plan.planning.lowering import wait_for_vm
 from graphwright.plan.planning.planner import uncollected
 from graphwright.plan.running.executable import BoundCall
+from graphwright.program.axes.divide import is_divided
 from graphwright.program.derived.backward import updatable
 from graphwright.program.derived.step import RetracedStep, StepValues, TrainingStepGraph, TrainingTask
 from graphwright.program.errors import FeedError
@@ -166,6 +168,9 @@ class CompiledStep:
         """Update the step, its plan and the states of terms after changes of the program; every call does it first."""
         if self._seen == (changes.count, training()):
             return
+        if self.exchange is None and world().parts > 1 and is_divided(self.source):
+            raise UsageError("a training step of a divided program needs the gradients of the other ranks",
+                             where=self.source.name, fix="graphwright.distributed.data_parallel(step)")  # fmt: skip
         now = (self.source.plan_version, self.source.checkpoints, training())
         now += tuple((id(p), p.requires_grad, p.spec, p.lineage) for p in self.optimizer.parameters())
         if self._made is None or now != self._known or not self._made.fresh:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from graphwright.array import NDArray
 from graphwright.array.spec import Spec
-from graphwright.array.world import group_of, world
+from graphwright.array.world import described, group_of, world
 from graphwright.ops import traits
-from graphwright.ops.collective import described
 from graphwright.program.weights import array_digest
 
 if TYPE_CHECKING:
@@ -51,12 +50,18 @@ class RunComparison:
         Raises: WrongWorld, InputsDiffer, CollectivesDiffer, RankLost.
         """
         self._compare(inputs)
+        group = world().group if self.calls else None
+        if group is None:
+            yield
+            return
+        group.compared += 1
         try:
             yield
         except BaseException:
-            if self.calls and (group := world().group) is not None:
-                group.run_failed()
+            group.run_failed()
             raise
+        finally:
+            group.compared -= 1
 
     def _compare(self, inputs: Mapping[str, NDArray]) -> None:
         for (ranks, group), calls in self.calls.items():
@@ -64,7 +69,7 @@ class RunComparison:
                 continue
             fed = [f"{k}: {x.spec} {array_digest(x)[:12]}" for k, x in inputs.items()] if group == "model" else []
             if fed or calls:
-                others.compare([*chain(fed, calls)], f"the start of {self.name}", len(fed))
+                others.compare([*chain(fed, calls)], "the start", label=f"the start of {self.name}", inputs=len(fed))
 
 
 def compared(

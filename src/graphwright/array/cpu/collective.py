@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from graphwright.array.backend import Attrs, Call, Needs
-from graphwright.array.cpu.kernel import Tensors, copy_to_outputs, kernel, number, spec_of
+from graphwright.array.cpu.kernel import Tensors, copy_to_outputs, kernel, number, spec_of, widened
 from graphwright.array.spec import Spec
-from graphwright.array.world import group_of
+from graphwright.array.world import described, group_of
 from graphwright.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,35 +26,51 @@ if TYPE_CHECKING:
 _on_any_device: Any = partial(kernel, needs=Needs(answers=True))
 
 
-def _together(
-    begin: Callable[[ProcessGroup, torch.Tensor, torch.Tensor, Attrs, Tensors], Pending | None],
-) -> Callable[[Tensors, Tensors, Attrs, Tensors], Call]:
-    """Return a `bind` that runs `begin(group, out, x, attrs, work)` with the other ranks, and else copies."""
+def _together(name: str, work: Any = None, widen: bool = False) -> Any:
+    """Return a decorator: the kernel runs `begin(group, out, x, attrs, work)` with the other ranks, and else copies.
 
-    def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-        def run() -> None:
-            group = group_of(attrs["ranks"], attrs["group"])
-            if group is None:
-                for copy in copy_to_outputs(outs, ins):
-                    copy()
-            elif (found := begin(group, outs[0], ins[0], attrs, work)) is not None:
-                found.wait()
+    With `widen`, 16-bit floats are summed in float32, rounded once.
+    """
 
-        return run
+    def decorate(begin: Callable[[ProcessGroup, torch.Tensor, torch.Tensor, Attrs, Tensors], Pending | None]) -> Any:
+        def exchange(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+            def run() -> None:
+                group = group_of(attrs["ranks"], attrs["group"])
+                if group is None:
+                    for copy in copy_to_outputs(outs, ins):
+                        copy()
+                elif (found := begin(group, outs[0], ins[0], attrs, work)) is not None:
+                    found.wait()
 
-    return bind
+            return run
+
+        made, scratch = widened(exchange, work) if widen else (exchange, work)
+
+        def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+            calls = made(outs, ins, attrs, work)
+            text = described(name, [spec_of(x) for x in ins], attrs)
+            return [partial(_compare, name, text, attrs), *(calls if isinstance(calls, list) else [calls])]
+
+        return _on_any_device(name, scratch)(bind)
+
+    return decorate
 
 
-@_on_any_device("all_reduce", widen=True)
-@_together
+def _compare(name: str, text: str, attrs: Attrs) -> None:
+    """Compare a call with the other ranks, except in a run that was compared."""
+    group = group_of(attrs["ranks"], attrs["group"])
+    if group is not None and not group.whole.compared:
+        group.compare([text], "a collective", label=name)
+
+
+@_together("all_reduce", widen=True)
 def _all_reduce(group: ProcessGroup, out: torch.Tensor, x: torch.Tensor, attrs: Attrs, work: Tensors) -> Pending:
     if out.data_ptr() != x.data_ptr():
         out.copy_(x)
     return group.all_reduce(out)
 
 
-@_on_any_device("all_gather", lambda o, i, a: [Spec((o[0].size,), o[0].dtype)] if a["ranks"] > 1 else [])
-@_together
+@_together("all_gather", lambda o, i, a: [Spec((o[0].size,), o[0].dtype)] if a["ranks"] > 1 else [])
 def _all_gather(group: ProcessGroup, out: torch.Tensor, x: torch.Tensor, attrs: Attrs, work: Tensors) -> None:
     group.all_gather(work[0], x).wait()
     out.copy_(torch.cat(work[0].view(group.ranks, *x.shape).unbind(), attrs["axis"]))
@@ -65,16 +81,14 @@ def _exchange(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[S
     return [Spec((ins[0].size,), ins[0].dtype)] * 2 if attrs["ranks"] > 1 else []
 
 
-@_on_any_device("reduce_scatter", _exchange, widen=True)
-@_together
+@_together("reduce_scatter", _exchange, widen=True)
 def _reduce_scatter(group: ProcessGroup, out: torch.Tensor, x: torch.Tensor, attrs: Attrs, work: Tensors) -> Pending:
     sent, arriving = work
     torch.stack(x.chunk(group.ranks, attrs["axis"]), out=sent.view(group.ranks, *out.shape))
     return group.reduce_scatter(out, sent, arriving)
 
 
-@_on_any_device("all_to_all", _exchange)
-@_together
+@_together("all_to_all", _exchange)
 def _all_to_all(group: ProcessGroup, out: torch.Tensor, x: torch.Tensor, attrs: Attrs, work: Tensors) -> None:
     sent, arriving = work
     parts = x.chunk(group.ranks, attrs["split"])
@@ -84,16 +98,14 @@ def _all_to_all(group: ProcessGroup, out: torch.Tensor, x: torch.Tensor, attrs: 
     out.copy_(torch.cat(arriving.view(blocks).unbind(), attrs["join"]))
 
 
-@_on_any_device("broadcast")
-@_together
+@_together("broadcast")
 def _broadcast(group: ProcessGroup, out: torch.Tensor, x: torch.Tensor, attrs: Attrs, work: Tensors) -> Pending:
     if out.data_ptr() != x.data_ptr():
         out.copy_(x)
     return group.broadcast(out, attrs["root"])
 
 
-@_on_any_device("reduce", widen=True)
-@_together
+@_together("reduce", widen=True)
 def _reduce(group: ProcessGroup, out: torch.Tensor, x: torch.Tensor, attrs: Attrs, work: Tensors) -> None:
     if out.data_ptr() != x.data_ptr():
         out.copy_(x)
@@ -141,13 +153,15 @@ def _fill(block: torch.Tensor, arrays: Tensors, scale: float = 1.0) -> list[Call
 
 
 def _begun(
-    bucket: torch.Tensor, fill: list[Call], gate: torch.Tensor | None, attrs: Attrs,
+    what: str, bucket: torch.Tensor, fill: list[Call], gate: torch.Tensor | None, attrs: Attrs,
     begin: Callable[[ProcessGroup], Pending], otherwise: Sequence[Call] = (),
 ) -> Call:  # fmt: skip
     """Return a call that fills a bucket and begins its collective, or runs `otherwise` if the gate is 0, or alone."""
     address = bucket.data_ptr()
+    text = described(what, [spec_of(bucket)], attrs)
 
     def run() -> None:
+        _compare(what, text, attrs)
         group = group_of(attrs["ranks"], attrs["group"])
         if group is not None and (left := group.pending.pop(address, None)) is not None:
             left.wait()  # of a run that failed in between
@@ -170,7 +184,7 @@ def _gate(ins: Tensors, attrs: Attrs) -> tuple[Tensors, torch.Tensor | None]:
 def _all_reduce_start(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     (bucket,), (arrays, gate) = outs, _gate(ins, attrs)
     what = f"all_reduce of a bucket of {len(arrays)} arrays"
-    return _begun(bucket, _fill(bucket, arrays, attrs["scale"]), gate, attrs,
+    return _begun(what, bucket, _fill(bucket, arrays, attrs["scale"]), gate, attrs,
                   lambda group: group.all_reduce(bucket, what))  # fmt: skip
 
 
@@ -182,7 +196,7 @@ def _reduce_scatter_start(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tenso
         fill += _fill(row, list(islice(given, count)), attrs["scale"])
     what = f"reduce_scatter of a bucket of {len(arrays)} arrays"
     alone = [partial(arriving.copy_, bucket)]
-    return _begun(bucket, fill, gate, attrs, lambda group: group.all_to_all(arriving, bucket, what), alone)
+    return _begun(what, bucket, fill, gate, attrs, lambda group: group.all_to_all(arriving, bucket, what), alone)
 
 
 @_on_any_device("all_gather_start")
@@ -190,7 +204,7 @@ def _all_gather_start(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) 
     (bucket,), (arrays, gate) = outs, _gate(ins, attrs)
     own = bucket.view(attrs["ranks"], -1)[attrs["rank"]]
     what = f"all_gather of a bucket of {len(arrays)} arrays"
-    return _begun(bucket, _fill(own, arrays), gate, attrs, lambda group: group.all_gather(bucket, own, what))
+    return _begun(what, bucket, _fill(own, arrays), gate, attrs, lambda group: group.all_gather(bucket, own, what))
 
 
 def _ended(attrs: Attrs, bucket: torch.Tensor) -> ProcessGroup | None:

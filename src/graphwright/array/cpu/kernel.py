@@ -120,7 +120,7 @@ def kernel(
         code = inspect.unwrap(bind).__code__
         where = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
         asks: Asks = (lambda ins, attrs, given=needs: given) if isinstance(needs, Needs) else needs
-        made = _widened(bind, work) if widen else (bind, work)
+        made = widened(bind, work) if widen else (bind, work)
         table[name] = Kernel(*made, where, fresh, asks, takes, host, reads_values)
         return bind
 
@@ -153,7 +153,9 @@ def kernel_of(name: str) -> Kernel | None:
     return found
 
 
-def _widened(bind: Bind, work: Work | None) -> tuple[Bind, Work]:
+def widened(bind: Bind, work: Work | None) -> tuple[Bind, Work]:
+    """Return a kernel and its scratch that convert 16-bit floats to float32, and results back, rounded once."""
+
     def wide(specs: Sequence[Spec]) -> list[Spec]:
         return [Spec(s.shape, float32) if s.dtype.is_low else s for s in specs]
 

@@ -47,6 +47,7 @@ from graphwright.models.export.write import lacks_rows, rounded
 from graphwright.models.metrics import drift, non_finite
 from graphwright.models.tokenizer import need_tokenizer
 from graphwright.ops.onnx import OPSET, OPSETS
+from graphwright.program.axes.divide import is_divided
 from graphwright.program.errors import NotUndoable
 from graphwright.program.gates import refuse_soft
 from graphwright.program.weights import SOURCE
@@ -142,6 +143,9 @@ def export(
         need_onnx()
     if o.text is not None:
         need_tokenizer(model)
+    if is_divided(model.program):
+        raise UsageError("other ranks have parts of this model", where="export", fix="export on one rank inside `with "
+                         "graphwright.distributed.gathered(model.program):`, which all ranks enter")  # fmt: skip
     check_export(model, target, o)
     refuse_soft(model.program, "an export")
     ladder = Ladder(model)
