@@ -200,8 +200,11 @@ def page(found: Mapping[str, Any]) -> str:
     """Return the results as a page of the docs."""
     facts, groups = found["machine"], found["groups"]
     shown = [f"{name} {facts[name]}" for name in ("gpu", "driver", "cuda", "torch", "triton") if facts.get(name)]
-    lines = ["# On a GPU", "", "What `make gpu` found. It writes this page and `gpu.json`; `make gpu DEVICE=sim`",
-             "runs the checks with the kernels of a GPU on simulated memory, without figures.", "",
+    lines = ["# On a GPU", ""]
+    if not facts.get("gpu"):
+        lines += ["**No GPU has run this yet.** These are the checks on simulated memory, with those kernels of a GPU that",
+                  "need none; there are no figures.", ""]  # fmt: skip
+    lines += ["`make gpu` writes this page and `gpu.json`; `make gpu DEVICE=sim` writes both of a simulated device.", "",
              f"Device `{facts['device']}`: {', '.join(shown) or 'no GPU'}; commit {facts['commit']}.", ""]  # fmt: skip
     lines += ["| group | rows | passed | failed | not measured | seconds |", "| --- | --- | --- | --- | --- | --- |"]
     for group, rows in groups.items():
@@ -218,7 +221,7 @@ def page(found: Mapping[str, Any]) -> str:
             lines += ["| kernel | ops |", "| --- | --- |"]
             sources: dict[str, list[str]] = {}
             for row in rows:
-                sources.setdefault(row.get("facts", {}).get("kernel") or "none", []).append(row["name"])
+                sources.setdefault(row.get("facts", {}).get("kernel") or "not run here", []).append(row["name"])
             lines += [
                 f"| {source} | {', '.join(f'`{n}`' for n in names)} |" for source, names in sorted(sources.items())
             ]

@@ -72,7 +72,7 @@ def driver_copies(device: str) -> Mapping[str, Any]:
     driver.free(b)
     if used < 2 << 20 or driver.mem_info()[0] < free:
         raise Differs(f"memory is not counted: {used} bytes used, {free - driver.mem_info()[0]} after free")
-    return {"total bytes": driver.mem_info()[1]}
+    return {"bytes of the device": driver.mem_info()[1]}
 
 
 def driver_graph(device: str) -> Mapping[str, Any]:

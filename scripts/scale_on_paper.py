@@ -44,7 +44,9 @@ _PUBLISHED_NOTE = """
 torchtitan's figures are those of FSDP with torch.compile in bfloat16, 2 x 8192 tokens a GPU, on H100 of 500 W with
 2.4 TB/s, 8 a host, 400 Gb/s a GPU between hosts (pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md,
 December 2024). FSDP divides the weights too, and that run recomputed selected activations; the step here does neither,
-so it would not fit the memory of these GPUs at this batch.
+so it would not fit the memory of these GPUs at this batch: read the columns side by side as orders of magnitude only.
+From 16 GPUs on the slowest link of the ring is the one between hosts, and each GPU sends 2 (n - 1) / n of the
+gradients and parameters whatever n is, so the share of communication hardly changes.
 """
 
 

@@ -159,6 +159,21 @@ def check_bytes() -> dict[str, list[float]]:
     return found
 
 
+def backward(number: int) -> None:
+    """Take the gradient of one of two gathered arrays."""
+    x = {n: gw.tensor(np.ones(n), requires_grad=True) for n in (3, 4)}
+    y = {n: d.all_gather(v) for n, v in x.items()}
+    y[number].sum().backward()
+
+
+def slice_of(p: gw.Program, x: np.ndarray) -> None:
+    """Run a slice of a plan."""
+    plan = p.compile(x=x.shape)
+    executable = plan.new_executable()
+    executable.feed({"x": x})
+    executable.run(plan[0 : len(plan.instrs)])
+
+
 def summed_rows() -> gw.Program:
     """Return a program that looks up rows, and sums them over the ranks."""
     b = gw.Builder("rows")
@@ -183,6 +198,10 @@ def check_refused() -> dict[str, str]:
         "tape": lambda: p(x=x),
         "plan": lambda: p.compile(x=x.shape)({"x": x}),
         "instead": lambda: d.all_reduce(x) if last else p.run({"x": np.ones((3, 3), "f4")}),
+        "called": lambda: call("all_reduce", gw.tensor(np.ones(3 + last)), ranks=d.ranks()),
+        "backward": lambda: backward(3 + last),
+        "slice": lambda: slice_of(p, x),
+        "exchanged": lambda: d.broadcast_object(1) if last else d.barrier(),
         "sent": lambda: pair(lambda: d.send(np.ones(3), to=1), lambda: d.recv(np.ones((1, 3)), source=0)),
         "both": lambda: pair(lambda: d.send(np.ones(3), to=1), lambda: d.send(np.ones(3), to=0)),
         "same error in a run": lambda: summed_rows().run({"ids": np.array([9])}),

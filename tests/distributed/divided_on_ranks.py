@@ -166,8 +166,10 @@ def refused() -> dict[str, str]:
                 distributed.tensor_parallel(e, q.select("*"))
         except GraphwrightError as error:
             found[name] = f"{type(error).__name__}: {error}"
-    p = gw.open("bundled").program
-    calls = {"ranks": lambda e: distributed.tensor_parallel(e, p.select("layers.*"), ranks=5),
+    model = gw.open("bundled")
+    p = model.program
+    calls = {"none": lambda e: distributed.tensor_parallel(e, p.select("layers.*"), ranks=0),
+             "ranks": lambda e: distributed.tensor_parallel(e, p.select("layers.*"), ranks=5),
              "nothing": lambda e: distributed.tensor_parallel(e, p.select("embed"))}  # fmt: skip
     before, structure = p.hash(), p.structure_hash()
     for name, call in calls.items():
@@ -179,6 +181,22 @@ def refused() -> dict[str, str]:
     found["hash"] = str(p.hash() == before)
     with p.edit("divide") as e:
         distributed.tensor_parallel(e, p.select("layers.*"))
+    inputs = feeds(p)
+
+    def twice() -> None:
+        with p.edit("again") as e:
+            distributed.tensor_parallel(e, p.select("layers.*"))
+
+    def trained(optimizer: Any, together: bool) -> None:
+        step = gw.compile_step(p, Training.loss, optimizer, inputs)
+        (distributed.data_parallel(step) if together else step)(inputs)
+
+    matrices = [p.weights["model.layers.1.mlp.down_proj.weight"]]
+    found["again"] = refusal(twice)
+    found["alone"] = refusal(lambda: trained(gw.optim.SGD(p.parameters(), lr=0.1), together=False))
+    found["matrices"] = refusal(lambda: trained(gw.optim.Muon(matrices), together=True))
+    with TemporaryDirectory() as folder:
+        found["export"] = refusal(lambda: model.export(f"{folder}/out", check="none"))
     with p.edit("more") as e:
         e.set_weight("model.norm.weight", lambda w: w * 1.0)
     length = len(p.journal)

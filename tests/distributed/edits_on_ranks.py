@@ -100,6 +100,14 @@ def refused() -> dict[str, Any]:
         distributed.sync_edits(p)
     except GraphwrightError as error:
         found["local"] = [type(error).__name__, str(error)]
+    q = net(1)
+    if distributed.rank() == 1:
+        with q.edit("before the first call") as e:
+            e.set_weight("w1", lambda w: w * 4)
+    try:
+        distributed.sync_edits(q)
+    except GraphwrightError as error:
+        found["first"] = [type(error).__name__, str(error)]
     return found
 
 

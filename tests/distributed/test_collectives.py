@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from threading import Thread
 
+import edits_on_ranks
 import numpy as np
 import pytest
 
@@ -29,6 +30,15 @@ def test_a_world_of_one_needs_no_group(monkeypatch):
     assert x.grad.numpy().tolist() == [[3.0] * 3] * 2
     distributed.barrier()
     assert distributed.broadcast_object({"a": [1]}) == {"a": [1]}
+
+
+@pytest.mark.parametrize("call", [distributed.barrier, lambda: distributed.sync_edits(edits_on_ranks.net())])
+def test_ranks_of_a_run_that_was_not_joined_are_refused(monkeypatch, call):
+    monkeypatch.setattr("graphwright.array.world._entered", [])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="not joined") as found:
+        call()
+    assert "setup()" in str(found.value.fix)
 
 
 def test_a_program_of_other_ranks_is_refused():

@@ -70,7 +70,8 @@ def test_collectives_equal_numpy_and_finite_differences(runs, ranks, what):
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_calls_that_differ_are_refused_on_all_ranks(runs, ranks):
     found = [r["collectives"]["refused"] for r in runs[ranks]]
-    for name in ("shape", "dtype", "op", "root", "run", "tape", "plan", "instead"):
+    for name in ("shape", "dtype", "op", "root", "run", "tape", "plan", "instead", "called", "backward", "slice",
+                 "exchanged"):  # fmt: skip
         assert found[0][name].startswith("CollectivesDiffer"), name
         assert len({facts[name].partition(" got ")[2] for facts in found}) == 1
     assert "rank 0: all_reduce of f64[3]; rank 1: all_" in found[0]["op"]
@@ -144,7 +145,7 @@ def test_a_training_continues_on_other_numbers_of_ranks(runs, optimizer):
 
 def test_other_programs_and_other_collectives_are_refused_on_all_ranks(runs):
     assert [r["different"] for r in runs[2]] == [
-        {"structure": [2, True], "collectives": [2, True]}
+        {"structure": [2, True], "collectives": [2, True], "not saved": True}
     ] * 2  # and nothing changed
 
 

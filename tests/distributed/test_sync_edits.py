@@ -24,8 +24,9 @@ def test_rounds_of_random_edits_on_three_ranks() -> None:
         assert "rank 1: " in facts["refused"][1]
         assert facts["same"]
         assert facts["third"] == found[0]["refused"]["third"]
-        assert facts["local"][0] == "UsageError"
-        assert "edits on rank 1" in facts["local"][1]
+        for name in ("local", "first"):
+            assert facts[name][0] == "UsageError"
+            assert "edits on rank 1" in facts[name][1]
 
 
 def test_one_rank_has_its_own_edits() -> None:

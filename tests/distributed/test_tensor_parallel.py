@@ -38,7 +38,12 @@ def check(found: list[dict[str, Any]], ranks: int, state: Path) -> None:
         assert [sum(facts["mixture"]["axes"][name]) for name in experts] == [512, 505, 512]
         assert facts["mixture"]["few"] == [name for name in facts["mixture"]["axes"] if name not in experts]
         assert facts["refused"]["ranks"].startswith("WrongWorld")
+        assert facts["refused"]["none"].startswith("WrongWorld")
         assert facts["refused"]["nothing"].startswith("UsageError")
+        parts = {"again": "already", "alone": "data_parallel(step)", "matrices": "Muon", "export": "gathered"}
+        for name, text in parts.items():
+            assert facts["refused"][name].startswith("UsageError"), name
+            assert text in facts["refused"][name]
         assert "w depends on pairs of units" in facts["refused"]["pairs"]
         assert "a[0] has other entries" in facts["refused"]["beside"]
         assert facts["refused"]["written"] == "[]"

@@ -145,7 +145,7 @@ def resumed(folder: str, first: int, last: int, optimizer: str, load: bool) -> d
         assert gw.load_state(folder, p, step.optimizer, compiled=step) == first
     losses = trained(step, batches(last, 12)[first:], d.rank(), d.ranks())
     gw.save_state(folder, p, step.optimizer, step=last, compiled=step)
-    d.barrier()
+    assert json.loads(Path(folder, "train.json").read_text())["step"] == last  # it is there, on all ranks
     return {"losses": losses, "weights": weights(p)}
 
 
@@ -167,6 +167,12 @@ def different() -> dict[str, Any]:
         trained(step, batches(1, 6))
     except d.CollectivesDiffer as error:
         found["collectives"] = [len({*error.calls.values()}), weights(p) == before]
+    p, step = compiled(6)
+    d.data_parallel(step)
+    try:
+        gw.save_state("/nowhere/state", p, step.optimizer, compiled=step)
+    except gw.GraphwrightError as error:
+        found["not saved"] = "/nowhere" in str(error)
     return found
 
 
