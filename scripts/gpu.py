@@ -202,9 +202,10 @@ def page(found: Mapping[str, Any]) -> str:
     shown = [f"{name} {facts[name]}" for name in ("gpu", "driver", "cuda", "torch", "triton") if facts.get(name)]
     lines = ["# On a GPU", ""]
     if not facts.get("gpu"):
-        lines += ["**No GPU has run this yet.** These are the checks on simulated memory, with those kernels of a GPU that",
-                  "need none; there are no figures.", ""]  # fmt: skip
-    lines += ["`make gpu` writes this page and `gpu.json`; `make gpu DEVICE=sim` writes both of a simulated device.", "",
+        lines += ["**No GPU has run this yet.** These are the checks on simulated memory, with those kernels of a GPU",
+                  "that need none; there are no figures.", ""]  # fmt: skip
+    lines += ["`make gpu` writes this page and `gpu.json`; `make gpu DEVICE=sim` writes both of a simulated device",
+              "to `graphwright-gpu`.", "",
              f"Device `{facts['device']}`: {', '.join(shown) or 'no GPU'}; commit {facts['commit']}.", ""]  # fmt: skip
     lines += ["| group | rows | passed | failed | not measured | seconds |", "| --- | --- | --- | --- | --- | --- |"]
     for group, rows in groups.items():
