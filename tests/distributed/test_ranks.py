@@ -171,7 +171,7 @@ def test_a_collective_that_not_all_reach_names_who_waits_where(found):
     early, late = (process.value["not together"] for process in found[:2])
     assert early["waiting"] == {"0": "all_reduce"}
     assert early["missing"] == [1]
-    assert early["seconds"] < 8.5
+    assert early["seconds"] < 5
     assert late["waiting"]["1"] == "barrier"
 
 

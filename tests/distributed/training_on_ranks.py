@@ -221,7 +221,7 @@ def not_together() -> dict[str, Any]:
         if d.rank() == 0:
             d.all_reduce(gw.ones(3))
         else:
-            sleep(9)
+            sleep(5)
             d.barrier()
     except d.RankLost as error:
         waiting = {str(r): at.partition(" ")[0] for r, at in error.waiting.items()}
@@ -315,10 +315,10 @@ def on_all(folder: str, at: int, ports: list[int]) -> dict[str, Any]:
     if joined((0, 1, 2), ports[2], 90.0):
         found["three"] = on_three(folder)
         d.close()
-    if joined((0, 1), ports[3], 6.0):
+    if joined((0, 1), ports[3], 4.0):
         found["failed apart"] = failed_apart()  # the group cannot be used after it
         d.close()
-    if joined((0, 1), ports[4], 8.0):
+    if joined((0, 1), ports[4], 4.5):
         found["not together"] = not_together()  # nor this one
     return found
 

@@ -6,7 +6,7 @@ A kernel `*_start` notes the collective under the address of its bucket, where t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,7 @@ def _together(name: str, work: Any = None, widen: bool = False) -> Any:
 
         made, scratch = widened(exchange, work) if widen else (exchange, work)
 
+        @wraps(begin)
         def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
             calls = made(outs, ins, attrs, work)
             text = described(name, [spec_of(x) for x in ins], attrs)
