@@ -181,7 +181,7 @@ def test_an_error_of_one_rank_in_a_run_is_no_wrong_exchange(found):
     assert waiting == ["RankLost", "RankLost"]
 
 
-@pytest.mark.parametrize("name", ["command", "command_divided"])
+@pytest.mark.parametrize("name", [pytest.param("command", marks=pytest.mark.deep), "command_divided"])
 def test_the_command_trains_on_both_ranks_and_the_first_prints_and_writes(runs, tmp_path, name):
     first, second = (r[name] for r in runs[2])
     assert second["printed"] is None

@@ -22,6 +22,7 @@ import numpy as np
 import graphwright as gw
 from graphwright import distributed as d
 from graphwright.models.bundled import bundled
+from seeds import DEEP
 
 SIZES = (12, 24, 24, 4)
 
@@ -334,7 +335,9 @@ def on_two(folder: str) -> dict[str, Any]:
     found["uninterrupted"] = continued("", shard=False)
     for optimizer in OPTIMIZERS:
         found[optimizer] = resumed(f"{folder}/{optimizer}", 0, 6, optimizer, load=False)
-    found |= {"command": command(f"{folder}/command"), "example": example("data_parallel", folder)}
+    found["example"] = example("data_parallel", folder)
+    if DEEP:
+        found["command"] = command(f"{folder}/command")
     found["different"] = different()
     found["divided"] = example("divided_model", folder)  # afterwards the ranks share a model
     found["command_divided"] = command(f"{folder}/divided-command", "--tensor-parallel", "2")
