@@ -32,6 +32,17 @@ class Ended:
     text: str
 
 
+def refusal(call: Callable[[], object]) -> str:
+    """Return the error of a call as text, or an empty text."""
+    from graphwright.errors import GraphwrightError  # late: pytest imports this file in every worker
+
+    try:
+        call()
+    except GraphwrightError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,6 +16,7 @@ from graphwright.array.world import world
 from graphwright.distributed import saving
 from graphwright.errors import GraphwrightError
 from graphwright.program.axes.divide import divided_weights
+from run_ranks import refusal
 
 
 def feeds(p: gw.Program, batch: int = 2, length: int = 9) -> dict[str, np.ndarray]:
@@ -61,15 +61,6 @@ def bundled(selection: str = "layers.*") -> dict[str, Any]:
         "doubled": sorted(doubled) == sorted(key for key in own if own[key] != sizes[key]),
         "journal": p.journal[-1].edits[-1], "drawn": drawn, "differ": differ,
     }  # fmt: skip
-
-
-def refusal(call: Callable[[], object]) -> str:
-    """Return the error of a call, or an empty text."""
-    try:
-        call()
-    except GraphwrightError as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 def outputs(p: gw.Program, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

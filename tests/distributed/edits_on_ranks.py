@@ -8,7 +8,7 @@ import numpy as np
 
 import graphwright as gw
 from graphwright import distributed
-from graphwright.errors import GraphwrightError
+from run_ranks import refusal
 from seeds import deep
 
 
@@ -82,10 +82,7 @@ def refused() -> dict[str, Any]:
             e.set_weight("w1", lambda w: w * 2)
         with p.edit("two") as e:
             e.set_weight("w2", lambda w: w * 2)
-    try:
-        distributed.sync_edits(p)
-    except GraphwrightError as error:
-        found["refused"] = [type(error).__name__, str(error)]
+    found["refused"] = refusal(lambda: distributed.sync_edits(p))
     found["same"] = p.hash() == before
     p.readonly = False
     if distributed.is_main():
@@ -96,18 +93,12 @@ def refused() -> dict[str, Any]:
     if distributed.rank() == 1:
         with p.edit("alone") as e:
             e.set_weight("w1", lambda w: w * 4)
-    try:
-        distributed.sync_edits(p)
-    except GraphwrightError as error:
-        found["local"] = [type(error).__name__, str(error)]
+    found["local"] = refusal(lambda: distributed.sync_edits(p))
     q = net(1)
     if distributed.rank() == 1:
         with q.edit("before the first call") as e:
             e.set_weight("w1", lambda w: w * 4)
-    try:
-        distributed.sync_edits(q)
-    except GraphwrightError as error:
-        found["first"] = [type(error).__name__, str(error)]
+    found["first"] = refusal(lambda: distributed.sync_edits(q))
     return found
 
 

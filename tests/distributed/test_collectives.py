@@ -34,7 +34,7 @@ def test_a_world_of_one_needs_no_group(monkeypatch):
 
 @pytest.mark.parametrize("call", [distributed.barrier, lambda: distributed.sync_edits(edits_on_ranks.net())])
 def test_ranks_of_a_run_that_was_not_joined_are_refused(monkeypatch, call):
-    monkeypatch.setattr("graphwright.array.world._entered", [])
+    monkeypatch.setattr("graphwright.array.world._entered", [False])
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="not joined") as found:
         call()

@@ -20,13 +20,13 @@ def test_rounds_of_random_edits_on_three_ranks() -> None:
     assert found[0]["of a file"]["count"] == 2
     assert [f["of a file"] for f in found] == [found[0]["of a file"]] * 3
     for facts in (f["refused"] for f in found):
-        assert facts["refused"][0] == "EditRefused"
-        assert "rank 1: " in facts["refused"][1]
+        assert facts["refused"].startswith("EditRefused")
+        assert "rank 1: " in facts["refused"]
         assert facts["same"]
         assert facts["third"] == found[0]["refused"]["third"]
         for name in ("local", "first"):
-            assert facts[name][0] == "UsageError"
-            assert "edits on rank 1" in facts[name][1]
+            assert facts[name].startswith("UsageError")
+            assert "edits on rank 1" in facts[name]
 
 
 def test_one_rank_has_its_own_edits() -> None:

@@ -10,8 +10,8 @@ import atexit
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from hashlib import blake2b
 from itertools import count, zip_longest
@@ -207,13 +207,22 @@ class ProcessGroup:
             theirs = bytes(found[digest.numel() :].tolist()).rstrip(b"\0").decode(errors="replace")
             raise CollectivesDiffer({self.members[self.rank]: own, at: theirs}, own)
 
-    def run_failed(self) -> None:
-        """Note that an error of this rank ended a run among whose instructions are collectives.
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Return a context for collectives that the ranks have compared.
 
-        Before its next collective, it compares with the other ranks how many each has begun: where all ranks met the
-        same error they continue, and else a collective would meet another one.
+        After an error in it, this rank compares with the others how many collectives each has begun, before its next
+        one: where all ranks met the same error they continue, and else a collective would meet another one.
         """
-        self.whole._uncertain = True
+        whole = self.whole
+        whole.compared += 1
+        try:
+            yield
+        except BaseException:
+            whole._uncertain = True
+            raise
+        finally:
+            whole.compared -= 1
 
     def _check(self) -> None:
         """Raise RankLost after a failure, or if the ranks have begun different numbers of collectives."""

@@ -118,8 +118,8 @@ GROUPS = ("run", "model", "data")
 """The groups of ranks, as attributes of collectives name them."""
 _ALONE = World()
 _current = [_ALONE]
-_entered: list[bool] = []
-"""Not empty once a run was joined, or left."""
+_entered = [False]
+"""Whether a run was joined, or left."""
 
 
 def world() -> World:
@@ -140,7 +140,7 @@ def described(name: str, operands: Sequence[Spec], attrs: Mapping[str, Any]) -> 
 def joined(where: str) -> World:
     """Return the ranks of the run. Raises: UsageError if torchrun started several, and the run was not joined."""
     ranks = os.environ.get("WORLD_SIZE", "1")
-    if ranks.isdecimal() and int(ranks) > 1 and not _entered:
+    if ranks.isdecimal() and int(ranks) > 1 and not _entered[0]:
         raise UsageError("this process has not joined the run of which it is a rank", where=where,
                          got=f"WORLD_SIZE={ranks}", fix="call graphwright.distributed.setup() first")  # fmt: skip
     return _current[0]
@@ -149,7 +149,7 @@ def joined(where: str) -> World:
 def enter(made: World | None) -> None:
     """Make `made` the world of this process; None for a world of one."""
     _current[0] = made or _ALONE
-    _entered.append(True)
+    _entered[0] = True
 
 
 def group_of(ranks: int, group: str) -> ProcessGroup | None:

@@ -75,11 +75,8 @@ def _compared(name: str, x: Any, **attrs: Any) -> Tensor:
     if group is None or active_recorder.get() is not None:
         return _run(name, x, **attrs)
     group.compare([described(name, [x.spec], attrs)], "a collective", label=name)
-    group.compared += 1
-    try:
+    with group.running():
         return _run(name, x, **attrs)
-    finally:
-        group.compared -= 1
 
 
 def _run(name: str, x: Any, **attrs: Any) -> Tensor:

@@ -114,8 +114,8 @@ class DataParallel(Exchange):
         self._local: list[Parameter] = []  # divided among the ranks, with a gradient in the present trace
         self._sent: list[str] = []  # which parameters are in the buckets, in order
 
-    def traced(self, source: Program, step: Program) -> None:
-        """Compare the program and the order of gradients with the other ranks. Raises: ProgramsDiffer, RankLost."""
+    def traced(self, source: Program) -> None:
+        """Compare the program and the order of gradients with the other ranks; raises the errors of `agree`."""
         agree(structure(source), "programs")
         agree(blake2b_128(repr(self._sent).encode()), "orders of gradients")
 
@@ -192,7 +192,10 @@ def data_parallel(step: CompiledStep, *, bucket_mb: float = 25.0, shard_optimize
         shard_optimizer: divide the optimizer's states among the ranks (ZeRO-1): each parameter has an owner, which
             alone receives its gradient, updates it and sends the new value to the others. All ranks must then call
             `save_state`, and gradients are sent on each batch of `accumulate`.
-    Raises: UsageError for a size that is not positive; ProgramsDiffer; RankLost. In a world of one, nothing changes.
+    In a world of one, nothing changes.
+
+    Raises: UsageError for a size that is not positive, for several ranks without `setup`, or for divided states or a
+        Muon of a divided program; ProgramsDiffer; CollectivesDiffer; RankLost.
     """
     if not bucket_mb > 0:
         raise UsageError("the size of a bucket is out of range", where="data_parallel", expected="> 0 MiB",

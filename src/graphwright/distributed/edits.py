@@ -43,7 +43,8 @@ def sync_edits(p: Program) -> tuple[Entry, ...]:
 
     Returns: the new journal entries of this rank; those of rank 0 are its own.
     Raises: EditRefused on all ranks if one of them cannot apply the edits or has another program afterwards; the
-        programs are then as before these edits. UsageError on all ranks if another rank than 0 has edited. RankLost.
+        programs are then as before these edits. UsageError on all ranks if another rank than 0 has edited, or if the
+        program is divided. CollectivesDiffer, RankLost.
     """
     here = joined("sync_edits")
     group = here.group

@@ -114,7 +114,7 @@ def _together(directory: StrPath) -> Iterator[None]:
     except Exception as error:
         if group is not None:
             with suppress(RankLost, CollectivesDiffer):
-                group.exchange(str(error).splitlines()[0], "the end of save_state")
+                group.exchange(f"{type(error).__name__}: {error}".partition("\n")[0], "the end of save_state")
         raise
     errors = [] if group is None else group.exchange("", "the end of save_state")
     if failed := {r: text for r, text in enumerate(errors) if text}:

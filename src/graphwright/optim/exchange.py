@@ -27,8 +27,8 @@ class Exchange:
     each_batch = False
     ranks = 1
 
-    def traced(self, source: Program, step: Program) -> None:
-        """Look at the program of the step, called when it was traced for the present `source`."""
+    def traced(self, source: Program) -> None:
+        """Look at the present program, for which a step was traced."""
 
     def mean(self, loss: Tensor, skip: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the loss that the step returns, and whether its update is skipped, a 0-d bool, or None."""

@@ -111,7 +111,10 @@ class CompiledStep:
         self.exchange: Exchange | None = None
 
     def __call__(self, feeds: Mapping[str, Any] | None = None, **named: Any) -> Tensor:
-        """Run one batch: a whole step, or with `accumulate=k` one of the k batches of a step. Raises: FeedError."""
+        """Run one batch: a whole step, or with `accumulate=k` one of the k batches of a step.
+
+        Raises: FeedError; UsageError for a program divided among ranks, without `distributed.data_parallel`.
+        """
         found = self.plan(feeds, **named)
         self.reports = {name: Tensor(found[name]) for name in found if name != "loss"}
         return Tensor(found["loss"])
@@ -183,7 +186,7 @@ class CompiledStep:
                     with no_grad():
                         made = kind(self.source, self._task)
             if self.exchange is not None:
-                self.exchange.traced(self.source, made.program)
+                self.exchange.traced(self.source)
             self._made, self._known = made, now
         if self._plan is None or self._plan.program is not self._made.program or not self._plan.fresh:
             self._plan = plan_for(self._made.program, self.inputs, None, self._planning)

@@ -51,17 +51,8 @@ class RunComparison:
         """
         self._compare(inputs)
         group = world().group if self.calls else None
-        if group is None:
+        with nullcontext() if group is None else group.running():
             yield
-            return
-        group.compared += 1
-        try:
-            yield
-        except BaseException:
-            group.run_failed()
-            raise
-        finally:
-            group.compared -= 1
 
     def _compare(self, inputs: Mapping[str, NDArray]) -> None:
         for (ranks, group), calls in self.calls.items():

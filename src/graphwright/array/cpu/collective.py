@@ -46,7 +46,7 @@ def _together(name: str, work: Any = None, widen: bool = False) -> Any:
 
         made, scratch = widened(exchange, work) if widen else (exchange, work)
 
-        @wraps(begin)
+        @wraps(begin)  # `kernel` notes the line of the innermost function
         def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
             calls = made(outs, ins, attrs, work)
             text = described(name, [spec_of(x) for x in ins], attrs)
