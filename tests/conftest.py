@@ -21,8 +21,8 @@ from graphwright import timing
 from graphwright.models.generation import timed
 
 _quiet = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-settings.register_profile("dev", max_examples=6, deadline=None, suppress_health_check=_quiet)
-settings.register_profile("ci", max_examples=6, deadline=None, derandomize=True, suppress_health_check=_quiet)
+settings.register_profile("dev", max_examples=5, deadline=None, suppress_health_check=_quiet)
+settings.register_profile("ci", max_examples=5, deadline=None, derandomize=True, suppress_health_check=_quiet)
 settings.register_profile("deep", max_examples=10_000, deadline=None, suppress_health_check=_quiet)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 

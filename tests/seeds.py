@@ -17,8 +17,8 @@ def deep(count: int, quick: int) -> int:
 
 
 def seeds(count: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Call a test with `seed` from 0 to count - 1, in every run a third of them; a traceback ends with its seed."""
-    count = deep(count, (count + 2) // 3)
+    """Call a test with `seed` from 0 to count - 1, in every run a quarter of them; a traceback ends with its seed."""
+    count = deep(count, (count + 3) // 4)
 
     def over(test: Callable[..., None]) -> Callable[..., None]:
         @wraps(test)

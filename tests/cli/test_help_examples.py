@@ -16,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("warm")
 RUNNER = CliRunner()
 SMALLER = {"train": ["--steps", "1", "--batch", "2", "--window", "16"], "export": ["--check", "none"]}
 """Options that come after those of the example: a shorter run of the same."""
-IN_DOCS, DEEP = ("search", "prune", "train"), pytest.mark.deep
-"""Verbs whose lines run in `test_docs` in every run."""
+ELSEWHERE, DEEP = ("search", "prune", "train", "demo"), pytest.mark.deep
+"""Verbs whose lines run in `test_docs` in every run; `make demo` runs the demo."""
 VERBS = list(Commands.ALL)
 
 
@@ -30,7 +30,7 @@ def example(verb: str) -> str:
 
 
 @pytest.mark.timeout(400)  # the demo is twelve chapters
-@pytest.mark.parametrize("verb", [pytest.param(v, marks=DEEP if v in IN_DOCS else ()) for v in VERBS])
+@pytest.mark.parametrize("verb", [pytest.param(v, marks=DEEP if v in ELSEWHERE else ()) for v in VERBS])
 def test_the_example_of_each_help_runs(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text("What the example of train reads, some lines of it.\n" * 200, encoding="utf-8")

@@ -79,7 +79,8 @@ def close_to(p: gw.Program, given: dict[str, np.ndarray], selection: str = "*") 
     far = max(float(np.abs(v - wanted[k]).max()) for k, v in outputs(p, given).items())
     scale = max(float(np.abs(v).max()) for v in wanted.values())
     p.undo()
-    return {"axes": {n: list(u) for n, u in division.axes.items()}, "far": far / scale, "same": p.hash() == before}
+    axes = {n: list(u) for n, u in division.axes.items()}
+    return {"axes": axes, "far": far / scale, "same": p.hash() == before, "text": str(division)}
 
 
 def modules() -> dict[str, Any]:
@@ -132,14 +133,16 @@ def mixture() -> dict[str, Any]:
 
 
 def mixing() -> dict[str, gw.Program]:
-    """Return programs whose units cannot be divided: a matrix from units to units, and a weight of two axes."""
+    """Return programs whose units cannot be divided: by a matrix from units to units, a weight of two axes, a norm."""
     rng, made = np.random.default_rng(0), {}
-    for name, rows in (("pairs", 8), ("beside", 11)):
+    for name, rows in (("pairs", 8), ("beside", 11), ("normed", 8)):
         b = gw.Builder(name)
         weight = lambda key, *shape, b=b: b.param(key, rng.normal(size=shape).astype("f4"))  # noqa: E731
         x = b.linear(b.input("x", ("B", 6)), weight("a", rows, 6))
         if name == "pairs":
             y = b.linear(b.add(x, b.linear(x, weight("w", 8, 8))), weight("c", 5, 8))
+        elif name == "normed":
+            y = b.linear(b.op("rms_norm", x, weight("scale", 8), name="norm"), weight("c", 5, 8))
         else:
             u, v = (b.op("slice", x, axis=1, start=start, size=size) for start, size in ((0, 8), (8, 3)))
             y = b.add(b.linear(u, weight("c", 5, 8)), b.linear(v, weight("d", 5, 3)))

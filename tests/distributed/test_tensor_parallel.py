@@ -34,6 +34,8 @@ def check(found: list[dict[str, Any]], ranks: int, state: Path) -> None:
             assert one["same"], name
             assert all(len(units) == ranks and min(units) > 0 for units in one["axes"].values()), name
         assert sorted(map(sum, facts["modules"]["grouped"]["axes"].values())) == [10]
+        assert "whole on every rank: 2.weight depends on pairs" in facts["modules"]["chain"]["text"]
+        assert "whole on every rank" not in facts["pruned"]["text"]
         experts = [f"layers.3.mlp.experts.{i}.neurons" for i in range(3)]
         assert [sum(facts["mixture"]["axes"][name]) for name in experts] == [512, 505, 512]
         assert facts["mixture"]["few"] == [name for name in facts["mixture"]["axes"] if name not in experts]
@@ -46,6 +48,7 @@ def check(found: list[dict[str, Any]], ranks: int, state: Path) -> None:
             assert text in facts["refused"][name]
         assert "w depends on pairs of units" in facts["refused"]["pairs"]
         assert "a[0] has other entries" in facts["refused"]["beside"]
+        assert "norm (rms_norm) divides by" in facts["refused"]["normed"]
         assert facts["refused"]["written"] == "[]"
         assert facts["refused"]["gathered"] == "True, 0 entries"
         assert "cannot be edited" in facts["refused"]["inside"]

@@ -11,6 +11,7 @@ import graphwright as gw
 from graphwright.array import Device, DeviceUnavailable
 from graphwright.array.backend import use
 from graphwright.array.memory_pool import OutOfDeviceMemory
+from graphwright.errors import UsageError
 from graphwright.plan import PlanOutOfMemory
 from graphwright.program import Builder, Program
 from graphwright.testing.simulated_device import SimBackend, SimDriver
@@ -92,6 +93,17 @@ def test_weights_without_room_name_what_holds_memory(full: SimBackend) -> None:
     assert again.tobytes() == p.compile(x=(8, 256), executor="aten")(feed(8))["y"].tobytes()
 
 
+def test_constants_and_folded_values_in_a_summary_have_names(full: SimBackend) -> None:
+    b = Builder("low precision")
+    x = b.input("x", (8, 256), "bfloat16")
+    b.output(b.op("matmul", x, b.op("cast", b.const("w", np.ones((256, 64), np.float32)), dtype="bfloat16", name="low")), "y")
+    p = b.build()
+    run, x = p.compile(x=(8, 256), device="sim:3", executor="aten"), gw.ones(8, 256, dtype="bfloat16")
+    y = run({"x": x})["y"]
+    assert {line.split()[-1] for line in gw.cuda.memory_summary("sim:3").splitlines()[9:]} == {"low", "w", "precision", "unnamed"}  # arena, y
+    assert y.shape == (8, 64)
+
+
 def test_memory_is_reported_by_the_names_of_torch(full: SimBackend) -> None:
     before = gw.cuda.memory_allocated("sim:3")
     x = gw.zeros(1000, device="sim:3")
@@ -112,6 +124,9 @@ def test_memory_is_reported_by_the_names_of_torch(full: SimBackend) -> None:
         gw.zeros(2, device="sim:3")
     gw.cuda.set_memory_limit(None, "sim:3")
     assert gw.zeros(2, device="sim:3").tolist() == [0.0, 0.0]
+    for fraction in (1.5, -0.1, float("nan")):  # torch refuses them, too
+        with pytest.raises(UsageError, match="from 0 to 1"):
+            gw.cuda.set_per_process_memory_fraction(fraction, "sim:3")
 
 
 def test_functions_of_gpus_without_one_raise_with_the_reason() -> None:

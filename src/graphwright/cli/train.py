@@ -40,7 +40,8 @@ def train(
     """Train a model, or a config from scratch, on a text file.
 
     Uses AdamW with warm-up, cosine decay and gradient clipping; the whole step is one plan. With --state or --life, the
-    same command resumes an interrupted training. Under torchrun, each rank computes a part of every batch; with
+    same command resumes an interrupted training. A complete one cannot be extended, since --steps is a fact of its
+    schedule: train what --out has written. Under torchrun, each rank computes a part of every batch; with
     --tensor-parallel N, neighbouring ranks divide the model and compute the same part.
     """
     from graphwright import distributed

@@ -39,12 +39,14 @@ class Division(Report):
         copies: number of copies in the run.
         axes: name of each divided axis -> units of each rank.
         sums: paths of the nodes that sum over the ranks.
+        whole: axes of the selection that stay whole on every rank, each with its reason.
     """
 
     ranks: int
     copies: int
     axes: dict[str, tuple[int, ...]]
     sums: tuple[str, ...]
+    whole: tuple[str, ...] = ()
 
     def _text(self) -> str:
         if self.ranks == 1:
@@ -52,6 +54,7 @@ class Division(Report):
         more = f", {self.copies} copies" if self.copies > 1 else ""
         width = max(map(len, self.axes), default=0)
         lines = [f"{name:<{width}}  {' + '.join(map(str, units))}" for name, units in self.axes.items()]
+        lines += [f"whole on every rank: {why}" for why in self.whole]
         return "\n".join([f"{len(self.axes)} axes divided among {self.ranks} ranks{more}", *(f"  {x}" for x in lines)])
 
 
@@ -83,9 +86,9 @@ def tensor_parallel(e: Transaction, selection: Selection, ranks: int | None = No
     if count == 1:
         return Division(1, world().copies, {}, ())
     found = p.axes()
-    groups, few = _divisible(found, set(selection.nodes), count)
+    groups, whole = _divisible(found, set(selection.nodes), count)
     if not groups:
-        got = "; ".join(few[:3]) or "no axis whose units are independent of each other"
+        got = "; ".join(whole[:3]) or "no axis whose units are independent of each other"
         raise UsageError("no axis of the selection can be divided", where="tensor_parallel", got=got,
                          expected=f"heads or neurons, at least {count} of them",
                          fix="select whole layers, or use fewer ranks")  # fmt: skip
@@ -93,7 +96,7 @@ def tensor_parallel(e: Transaction, selection: Selection, ranks: int | None = No
     structure = p.structure_hash()
     sums = [_join(e, node, count) for node in dict.fromkeys(n for group in groups for n in _sums(found, group))]
     e.do(divided(p, [Share(*item) for item in shares.items()], structure))  # last, so that undo begins by gathering
-    return Division(count, world().copies, shares, tuple(map(p.path, sums)))
+    return Division(count, world().copies, shares, tuple(map(p.path, sums)), tuple(whole))
 
 
 def _sums(found: Axes, group: AxisGroup) -> list[NodeId]:
@@ -101,28 +104,31 @@ def _sums(found: Axes, group: AxisGroup) -> list[NodeId]:
 
 
 def _divisible(found: Axes, inside: set[NodeId], ranks: int) -> tuple[list[AxisGroup], list[str]]:
-    """Return the axes to divide, which sum in different nodes, and why others cannot be."""
+    """Return the axes to divide, which sum in different nodes, and why others that are wanted cannot be."""
     few, joined = dict[NodeId, str](), set[NodeId]()
     chosen: list[AxisGroup] = []
     busy = {atom for row in (*found.solution.lookups, *found.solution.groups) for atom in atoms(resolve(row.axis))}
     for together in _candidates(found):
         sums = {node for group in together for node in _sums(found, group)}
-        if not sums or not inside >= sums or joined & sums or any(_fixed(group, busy) for group in together):
+        if not sums or not inside >= sums or joined & sums or any(group.ends for group in together):
             continue
         others = [atom for group in (*chosen, *together) for atom in group.atoms]
-        why = next(filter(None, (obstacle(found, group.atoms[0], others) for group in together)), "")
+        why = next(filter(None, (_fixed(group, busy) for group in together)), "")
+        why = why or next(filter(None, (obstacle(found, group.atoms[0], others) for group in together)), "")
         least = min(together, key=lambda group: group.size)
         why = why or (f"{least.name} has {least.size} units" if least.size < ranks else "")
         if why:
-            few |= {node: why for node in sums}
+            few |= {node: why for node in sums if node not in few}
             continue
         chosen += together
         joined |= sums
-    return chosen, [text for node, text in few.items() if node not in joined]
+    return chosen, list(dict.fromkeys(text for node, text in few.items() if node not in joined))
 
 
-def _fixed(group: AxisGroup, busy: set[Atom]) -> bool:
-    return bool(group.frozen or group.mixed or busy & {*group.atoms})
+def _fixed(group: AxisGroup, busy: set[Atom]) -> str:
+    """Return why units of an axis depend on each other, or cannot be apart; "" if they are independent."""
+    why = next(iter((*group.frozen, *group.mixed)), "units are found by their index" if busy & {*group.atoms} else "")
+    return why and f"{group.name}: {why}"
 
 
 def _candidates(found: Axes) -> Iterator[list[AxisGroup]]:

@@ -14,7 +14,7 @@ def arrive(pool: Pool, common: Any, where: str) -> None:
 
     Raises: UsageError if `common` cannot be sent, or not be loaded there; WorkerError if all workers end while they do.
     """
-    found = pool.map(_arrived, range(pool.size), common)
+    found = pool.map(all_tasks, range(pool.size), common)
     lost = [one.reason for one in found if isinstance(one, Failed)]
     if lost and len(lost) == len(found):
         raise WorkerError("no worker can load the task", where=where, got=lost[0])
@@ -34,5 +34,5 @@ def complete(
     return found
 
 
-def _arrived(common: Any, number: int) -> None:
-    """Do nothing, in a worker, which has loaded what the tasks share."""
+def all_tasks(common: Any, number: int) -> None:
+    """Do nothing, in a worker, which has loaded what the tasks share; an error that it cannot has this name."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from graphwright.array.backend import backend
 from graphwright.array.device import Device, DeviceUnavailable
+from graphwright.errors import UsageError
 
 AnyDevice = Device | str | int | None
 
@@ -94,7 +95,10 @@ def set_memory_limit(limit: float | None, device: AnyDevice = None) -> None:
 
 
 def set_per_process_memory_fraction(fraction: float, device: AnyDevice = None) -> None:
-    """Limit the memory of a device's pool to a fraction of all memory, as `set_memory_limit(float(fraction))`."""
+    """Limit the memory of a device's pool to a fraction of all memory. Raises: UsageError if it is not from 0 to 1."""
+    if not 0 <= fraction <= 1:
+        raise UsageError("a fraction of memory is from 0 to 1", where="set_per_process_memory_fraction",
+                         got=f"{fraction:g}", fix="set_memory_limit takes bytes")  # fmt: skip
     set_memory_limit(float(fraction), device)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 from graphwright.array import Device, DType, NDArray, Spec, Storage, backend, empty
+from graphwright.array.memory_pool import owner
 from graphwright.ops import compute, get
 from graphwright.plan.table import Instr
 
@@ -118,18 +119,20 @@ def _compute(plan: Plan, stored: Mapping[int, NDArray], known: Mapping[int, Stor
     def source(buffer: int, spec: Spec) -> NDArray:
         if buffer in known:
             return NDArray(known[buffer], spec.dtype, spec.sizes)
-        array = converted(stored[buffer], spec.dtype, device)
-        return array if array.contiguous else array.copy()
+        with owner(tables.buffers[buffer][2]):
+            array = converted(stored[buffer], spec.dtype, device)
+            return array if array.contiguous else array.copy()
 
     for instr in reversed(needed):
         op, first, dtype = get(instr.op), tables.slots[instr.ins[0]], tables.slots[instr.outs[0]].dtype
-        if op.traits.convert and first.base == first.index and first.buffer in stored:
-            results = (converted(stored[first.buffer], dtype, device),)
-        elif op.traits.convert and first.dtype is not dtype:  # a row-major copy whose operand skips a conversion
-            results = compute(get("cast"), [view(instr.ins[0])], {"dtype": dtype})
-        else:
-            results = compute(op, [view(s) for s in instr.ins], instr.attrs)
-        for slot, result in zip(instr.outs, results, strict=True):
-            whole = result.contiguous and result.offset == 0
-            made[tables.holders[slot]] = result if whole else result.copy()
+        with owner(tables.buffers[tables.holders[instr.outs[0]]][2]):
+            if op.traits.convert and first.base == first.index and first.buffer in stored:
+                results = (converted(stored[first.buffer], dtype, device),)
+            elif op.traits.convert and first.dtype is not dtype:  # a row-major copy whose operand skips a conversion
+                results = compute(get("cast"), [view(instr.ins[0])], {"dtype": dtype})
+            else:
+                results = compute(op, [view(s) for s in instr.ins], instr.attrs)
+            for slot, result in zip(instr.outs, results, strict=True):
+                whole = result.contiguous and result.offset == 0
+                made[tables.holders[slot]] = result if whole else result.copy()
     return made
