@@ -79,10 +79,10 @@ def real(steps: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="40 steps on the real model")
+    parser.add_argument("--quick", action="store_true", help="20 steps on the real model")
     args = parser.parse_args()
     toy()
-    real(40 if args.quick else 150)
+    real(20 if args.quick else 150)
 
 
 if __name__ == "__main__":

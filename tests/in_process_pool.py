@@ -33,7 +33,7 @@ class Shuffled:
         results: list[Any] = [None] * len(items)
         for i in self.rng.sample(range(len(items)), len(items)):
             task = pickle.dumps((function, items[i]))
-            if self.lost > 0 and function.__name__ != "_arrived":
+            if self.lost > 0 and function.__name__ != "all_tasks":
                 self.lost -= 1
                 results[i] = Failed("lost")
                 continue

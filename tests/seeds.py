@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
 
 
-def deep(count: int, quick: int) -> int:
-    """A number of cases: `count` in the deep profile, else as many as fit into every run of the suite."""
-    return count if DEEP else quick
+def deep(cases: T, quick: T) -> T:
+    """Cases, or their number: `cases` in the deep profile, else as many as fit into every run of the suite."""
+    return cases if DEEP else quick
+
+
+def some(cases: Iterable[Any], every: int) -> list[Any]:
+    """Parameters of a test: each n-th case, beginning with the first, and in the deep profile all of them."""
+    import pytest  # late: processes that are ranks use this file, too
+
+    return [case if i % every == 0 else pytest.param(case, marks=pytest.mark.deep) for i, case in enumerate(cases)]
 
 
 def seeds(count: int) -> Callable[[Callable[..., None]], Callable[..., None]]:

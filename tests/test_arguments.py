@@ -15,6 +15,7 @@ from graphwright.arguments import checked, evaluated, matches, words
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.models import Sampling, SamplingRequest
 from graphwright.settings import AtLeastOne, Share  # noqa: F401
+from seeds import DEEP
 
 if TYPE_CHECKING:
     from graphwright.program import Program  # noqa: F401  # in texts of annotations, as below
@@ -104,8 +105,8 @@ def fuzz(make: Callable[[], tuple[Callable[..., Any], dict[str, Any]]], *without
         p for p in inspect.signature(function).parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
     ]
     found = []
-    for name in (p.name for p in usual if p.name not in without):
-        for wrong in WRONG:
+    for i, name in enumerate(p.name for p in usual if p.name not in without):
+        for wrong in WRONG if DEEP else WRONG[i % 2 :: 2]:
             function, given = make()
             try:
                 made = function(**{**given, name: wrong})

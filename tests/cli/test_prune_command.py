@@ -48,7 +48,7 @@ def test_the_pruned_model_is_written_and_differs(call, tmp_path):
 
 def test_workers_give_the_plan_of_one_process(call, pool, monkeypatch):
     """The pool of the tests stands in for new processes."""
-    args = ("prune", "bundled", "--method", "magnitude", "--recipe", "units", "--tokens", 4096, "--no-time")
+    args = ("prune", "bundled", "--method", "magnitude", "--recipe", "units", "--tokens", 1024, "--no-time")
     alone, seen = json.loads(call(*args, "--dry-run", "--json"))["plan"], []
     monkeypatch.setattr("graphwright.surgery.calibration.pool_of", lambda given: seen.append(given) or pool)
     plan = json.loads(call(*args, "--dry-run", "--json", "--workers", 2))["plan"]

@@ -47,7 +47,7 @@ def random_edit(p: gw.Program, rng: np.random.Generator, n: int) -> None:
             e.connect(e.add("linear", source, w, name=f"linear{n}"), p.output("y").node)
 
 
-def random_edits(rounds: int = deep(50, 20), ranks: int = 3) -> dict[str, Any]:
+def random_edits(rounds: int = deep(50, 10), ranks: int = 3) -> dict[str, Any]:
     """Rank 0 makes random edits between steps of training, which all ranks have after each call."""
     p, rng, batches = net(), np.random.default_rng(5), np.random.default_rng(6)
     optimizer = gw.optim.Adam(p.parameters(), lr=1e-2)

@@ -21,6 +21,7 @@ from graphwright.evolve.errors import EvaluationFailed
 from graphwright.evolve.neurons import engine, lineage
 from graphwright.workers import Failed, WorkerError
 from in_process_pool import Shuffled
+from seeds import deep
 
 WILD: dict[str, Any] = {"split_link": 0.3, "add_link": 0.4, "delays": 0.4}
 
@@ -94,7 +95,7 @@ def alone(tmp_path_factory) -> Callable[[str], dict[str, bytes]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_number_of_workers_gives_the_bits_of_one_process(alone, tmp_path, kind):
-    for size in (1, 2, 4):
+    for size in deep((1, 2, 4), (3,)):
         shuffled = Shuffled(size)
         run = KINDS[kind](workers=shuffled)
         finish(run, kind, tmp_path / str(size))

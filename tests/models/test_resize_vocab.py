@@ -20,6 +20,7 @@ from graphwright.errors import OutOfMemory, UsageError
 from graphwright.models.errors import TokenizerMismatch
 from graphwright.program import FrozenAxis
 from graphwright.safetensors import Checkpoint
+from seeds import some
 
 pytestmark = pytest.mark.usefixtures("warm")  # how a clean process starts is tested in test_verify.py
 IDS = some_ids((2, 9))
@@ -37,7 +38,7 @@ def stock(path: Path, ids: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-tied"])
-@pytest.mark.parametrize("n", [130, 60])
+@pytest.mark.parametrize("n", some([130, 60], 2))
 def test_a_resized_vocabulary_exports_in_the_original_class(
     family: str, n: int, made: Callable[[str], Made], tmp_path: Path
 ) -> None:

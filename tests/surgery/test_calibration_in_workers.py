@@ -69,6 +69,7 @@ def test_workers_give_the_bits_of_one_process(kind):
     assert shuffled.calls > 0
 
 
+@pytest.mark.deep  # in every run a worker of a search is killed
 def test_two_processes_give_the_bits_of_one_process_and_one_may_be_killed(pool, tmp_path):
     assert facts(RUNS["text"](workers=KillsOne(pool, tmp_path))) == alone("text")
     assert len(pool.pids) == 2
