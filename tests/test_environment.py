@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from seeds import some
+
 ROOT = Path(__file__).parents[1]
 PYTHON = """#!/usr/bin/env bash
 echo "$*" >> "{log}"
@@ -219,7 +221,7 @@ def test_known(): 1 / 0
 """
 
 
-@pytest.mark.parametrize("present", [True, False])
+@pytest.mark.parametrize("present", some([True, False], 2))
 def test_tests_skip_only_if_the_marked_requirement_is_missing(tmp_path: Path, present: bool) -> None:
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)

@@ -14,6 +14,8 @@ from graphwright.autograd import fork_rng
 
 pytestmark = pytest.mark.usefixtures("warm")
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+LONG = ("pipeline", "defect_detection", "attention_pruning")
+"""Examples of which every part is tested elsewhere in each run."""
 
 
 def test_examples_use_only_public_names():
@@ -21,7 +23,9 @@ def test_examples_use_only_public_names():
     assert not {p.stem: found for p in EXAMPLES if (found := private.findall(p.read_text(encoding="utf-8")))}
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, id=p.stem, marks=pytest.mark.deep if p.stem in LONG else ()) for p in EXAMPLES]
+)
 def test_example_runs(path, tmp_path, monkeypatch, capsys):
     text = path.read_text(encoding="utf-8")
     extra = ["--out", str(tmp_path / "out")] if "--out" in text else []

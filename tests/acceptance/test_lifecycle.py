@@ -58,6 +58,7 @@ def test_calm_data_give_no_alarm_few_renewals_and_the_accuracy_of_no_controller(
     assert free.watch.signals().own.states["alarms"].item() == 0
 
 
+@pytest.mark.deep
 def test_an_alarm_at_one_deviation_never_rests() -> None:
     """So the threshold of three is needed: noise passes one deviation again and again."""
     run, latch = Run(0, ex.Regeneration(alarm=1.0, upkeep=0)), []
@@ -92,11 +93,13 @@ def test_new_clusters_get_new_experts_until_few_tokens_have_none(seed: int) -> N
     assert np.mean(unrouted[-20:]) <= 0.02
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("seed", range(deep(3, 1)))
 def test_no_expert_is_added_while_nothing_changes(seed: int) -> None:
     assert all(step <= 200 for step in grown(seed, deep(1500, 500))[0])
 
 
+@pytest.mark.deep
 def test_an_absolute_share_of_unrouted_tokens_adds_experts_from_the_start() -> None:
     assert len(grown(0, 200, absolute=True)[0]) > 5
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("warm")
 RUNNER = CliRunner()
 SMALLER = {"train": ["--steps", "1", "--batch", "2", "--window", "16"], "export": ["--check", "none"]}
 """Options that come after those of the example: a shorter run of the same."""
-ELSEWHERE, DEEP = ("search", "prune", "train", "demo"), pytest.mark.deep
+ELSEWHERE, DEEP = ("search", "prune", "train", "verify", "export", "demo"), pytest.mark.deep
 """Verbs whose lines run in `test_docs` in every run; `make demo` runs the demo."""
 VERBS = list(Commands.ALL)
 

@@ -60,6 +60,7 @@ def test_an_interrupted_training_of_a_life_is_resumed_by_the_same_command(text, 
     assert "the training is complete: the state in young is at step 4" in done.output
 
 
+@pytest.mark.deep
 def test_a_life_is_trained_again_after_a_training_ended(text):
     assert train("--life", "young").exit_code == 0
     (text / "notes.txt").write_text("Another text, for later years.\n" * 100, encoding="utf-8")

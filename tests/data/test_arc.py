@@ -19,8 +19,9 @@ TASK = {"train": [PAIR, PAIR], "test": [PAIR]}
 
 @pytest.mark.parametrize(
     ("source", "split", "tasks", "small"),
-    [("arc-agi-1", "training", 400, 178), ("arc-agi-1", "evaluation", 400, 77), ("arc-agi-2", "training", 1000, 301),
-     ("arc-agi-2", "evaluation", 120, 2)],
+    [pytest.param("arc-agi-1", "training", 400, 178, marks=pytest.mark.deep),
+     pytest.param("arc-agi-1", "evaluation", 400, 77, marks=pytest.mark.deep),
+     pytest.param("arc-agi-2", "training", 1000, 301, marks=pytest.mark.deep), ("arc-agi-2", "evaluation", 120, 2)],
 )  # fmt: skip
 def test_the_package_has_the_published_numbers_of_tasks(source: str, split: str, tasks: int, small: int) -> None:
     found = arc(source, split)  # pyright: ignore[reportArgumentType]

@@ -77,6 +77,7 @@ def test_a_divided_program_is_the_whole_one(ranks: int, tmp_path: Path) -> None:
     check(run_ranks(ranks, divided_on_ranks.everything, str(tmp_path)), ranks, tmp_path / "state")
 
 
+@pytest.mark.deep
 def test_copies_of_a_divided_model_train_as_one_model_on_the_whole_batch(tmp_path: Path) -> None:
     found = run_ranks(4, divided_on_ranks.copies, str(tmp_path / "state"))
     assert [facts["world"] for facts in found] == [[2, 0, 0, 2], [2, 1, 0, 2], [2, 0, 1, 2], [2, 1, 1, 2]]

@@ -119,6 +119,7 @@ def test_saved_run_of_another_task_or_with_missing_files_is_refused(tmp_path):
     shutil.rmtree(tmp_path / "run" / "candidates")
 
 
+@pytest.mark.deep
 def test_replaying_the_fitter_parents_gives_the_same_structure():
     run = evolution(5, **QUICK)
     run.run(max_evaluations=40)
@@ -367,6 +368,7 @@ def test_delay_link_is_found_for_a_delayed_target():
         assert run.replay(member.number).structure_hash() == member.program.structure_hash()
 
 
+@pytest.mark.deep
 def test_layer_evolution_works_on_images():
     gw.manual_seed(0)
     n = gw.nn

@@ -16,6 +16,7 @@ from graphwright.evolve.layers.candidate import GENES
 from graphwright.evolve.mutations.links import links
 from graphwright.evolve.mutations.registry import parts
 from graphwright.evolve.neurons.genomes import genome
+from seeds import some
 
 rng = np.random.default_rng(0)
 WILD = {"population": 12, "split_link": 0.3, "add_link": 0.4, "set_activation": 0.1, "activation": ("tanh", "relu")}
@@ -104,7 +105,7 @@ def test_children_descend_from_a_manual_edit_and_blame_names_it():
     assert "manual edit, a look at the product" in run.lineage.to_html(key=ev.IndividualKey(run.generation, heirs[0]))
 
 
-@pytest.mark.parametrize("kind", ["neat", "hybrid", "baldwin"])
+@pytest.mark.parametrize("kind", some(["neat", "hybrid", "baldwin"], 2))
 def test_edited_run_resumes_bit_for_bit(tmp_path, kind):
     how: Any = {"neat": {"delays": 0.3}, "hybrid": {"kind": ev.Hybrid, "train": ev.Train(5)},
                 "baldwin": {"kind": ev.Hybrid, "train": ev.Train(5), "inherit": "baldwin"}}[kind]  # fmt: skip
@@ -305,6 +306,7 @@ def test_an_edit_does_not_count_as_a_generation_without_change():
     assert run.steady == steady
 
 
+@pytest.mark.deep
 def test_edited_layer_run_resumes_to_the_same_births(tmp_path):
     runs = [layers(inherit="baldwin", crossover=0.5) for _ in range(2)]
     for run in runs:

@@ -70,6 +70,7 @@ def test_killed_and_resumed_run_equals_one_run_byte_for_byte(killed, whole, kind
     assert {p.name for p in folder.iterdir() if p.name.startswith(kind)} == {kind, f"{kind}.1", f"{kind}.2"}
 
 
+@pytest.mark.deep
 def test_saved_candidates_score_the_same_in_a_new_process(whole):
     """Champions of neurons, some with delays, and members of layers with running statistics: to the bit."""
     code = (

@@ -19,7 +19,7 @@ from graphwright.surgery.pruning.prunable import prunable, prunable_axis
 pytest.importorskip("transformers")
 from hub_models import saved
 
-from seeds import DEEP
+from seeds import DEEP, some
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.normal(size=(16, 3, 32, 32)).astype("f4")
@@ -74,7 +74,7 @@ def test_cut_units_are_those_that_a_masked_checkpoint_has_not(models, name, kind
     assert not np.allclose(found, original.outputs(**FEEDS[name])["logits"], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", OPENED)
+@pytest.mark.parametrize("name", some(OPENED, 2))
 def test_sound_models_have_no_errors_and_pruning_adds_no_finding(models, name):
     model = forked(models, name)
     before = {(f.kind, f.where) for f in model.diagnose()}

@@ -349,6 +349,7 @@ def test_opening_a_json_file_suggests_its_directory(made: Callable[[str], Made])
     assert caught.value.fix == f"give its directory, {path}"
 
 
+@pytest.mark.deep
 def test_opening_generated_code_raises_with_the_fix(proved: Callable[[str], Any]) -> None:
     with pytest.raises(UnsupportedArchitecture, match=r"model\.save"):
         gw.open(proved("edited")[1])

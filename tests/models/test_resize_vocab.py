@@ -126,6 +126,7 @@ def test_a_tokenizer_with_more_ids_is_taken_up(byte_path: Path, tmp_path: Path) 
         assert again.logits([256]).shape == (1, 257)
 
 
+@pytest.mark.deep
 def test_special_ids_without_a_row_leave_the_config(tmp_path: Path) -> None:
     checkpoints.make(tmp_path / "m", "llama", pad_token_id=96, eos_token_id=[3, 95], bos_token_id=1)
     m = gw.open(tmp_path / "m")

@@ -84,6 +84,7 @@ def test_saving_keeps_config_tokenizer_and_companion_files(made, tmp_path, copy)
     assert need_tokenizer(gw.open(tmp_path / "bytes")).encode("hé") == [104, 195, 169]
 
 
+@pytest.mark.deep
 def test_a_saved_model_exports_like_the_original_one(made, tmp_path):
     m = gw.open(made("llama-tied").path)
     scale_weight(m, "model.norm.weight")

@@ -256,7 +256,7 @@ def test_a_gate_of_0_gives_the_bits_of_a_cut_edge(block: int, kind: type) -> Non
 
 
 @pytest.mark.parametrize("queries", [1, 5, 64, 100])
-@pytest.mark.parametrize("block", [1, 16, 64])
+@pytest.mark.parametrize("block", [pytest.param(1, marks=pytest.mark.deep), 16, 64])
 def test_queries_from_a_start_give_the_rows_of_all_queries(queries: int, block: int) -> None:
     """As in decoding: the buffer of keys is longer than the pattern, and what is there is not read."""
     tokens, rng = 200, np.random.default_rng(0)

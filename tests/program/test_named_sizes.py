@@ -235,7 +235,7 @@ def test_code_that_computes_with_sizes_follows_them(name, tmp_path):
             np.testing.assert_allclose(found["grad.x"].to_numpy(), grad_of(leaf).numpy(), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", FOLLOWED)
+@pytest.mark.parametrize("name", some(FOLLOWED, 2))
 def test_gradients_that_traced_code_takes_follow_sizes(name):
     fn = FOLLOWED[name]
 

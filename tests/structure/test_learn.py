@@ -135,6 +135,7 @@ def test_the_progress_bar_shows_the_table_of_the_last_event(monkeypatch, capsys)
     assert re.findall(r"layers\.0\.heads +(\d)", shown)[-1] == "4"
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("warm")
 def test_the_command_writes_a_checkpoint_and_a_picture(tmp_path):
     text = tmp_path / "text.txt"

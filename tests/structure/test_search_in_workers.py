@@ -89,6 +89,7 @@ def test_structures_without_a_result_rank_last(monkeypatch):
         search("random", beside=(), workers=Shuffled(2, lost=4))
 
 
+@pytest.mark.deep
 def test_a_method_without_a_result_is_an_error_if_it_is_the_one_asked_for():
     class LosesEvolve(Shuffled):
         def map(self, function: Any, items: Any, common: Any = None, *, retries: int = 1, each: Any = None) -> Any:

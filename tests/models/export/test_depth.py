@@ -58,7 +58,7 @@ def reloaded(path: Path) -> np.ndarray:
         return model.eval()(torch.tensor(IDS)).logits.numpy()
 
 
-QUICK = ("llama", "mistral")
+QUICK = ("llama",)
 
 
 @pytest.mark.parametrize("family", [f if f in QUICK else pytest.param(f, marks=pytest.mark.deep) for f in UNUSUAL])

@@ -11,6 +11,7 @@ import pytest
 import graphwright as gw
 from graphwright.models.export.verify import verify
 from graphwright.models.generation.recomputed import RecomputedGeneration
+from seeds import some
 
 pytest.importorskip("transformers")
 from hub_models import MODELS, saved
@@ -77,7 +78,7 @@ def test_the_field_of_the_config_that_counts_neurons_is_found(opened, tmp_path):
     assert json.loads((tmp_path / "out/config.json").read_text())["intermediate_size"] == 48
 
 
-@pytest.mark.parametrize("name", ["deit", "electra"])
+@pytest.mark.parametrize("name", some(["deit", "electra"], 2))
 def test_a_layer_less_is_another_number_of_layers(opened, tmp_path, name):
     m = opened(name)  # the one normalises before a branch, the other after the addition
     m.program.select("**").layers[[0]].prune()
@@ -99,6 +100,7 @@ def test_a_block_less_of_a_stage(opened, tmp_path, monkeypatch):
     assert json.loads((tmp_path / "out/config.json").read_text())["depths"] == [2, 1, 1]
 
 
+@pytest.mark.deep
 def test_a_narrower_model_with_fewer_heads_of_the_same_width(opened, tmp_path):
     m = opened("deit")
     prune(m, "heads", slice(0, 1), None)

@@ -59,6 +59,7 @@ class All(nn.Module):
         return {name: function(self.linear(x)) for name, function in FUNCTIONS.items()}
 
 
+@pytest.mark.deep
 def test_complex_numbers_match_torch():
     module = All().eval()
     p = gw.from_torch(module, (torch.randn(2, 5, 8),), sizes={"x": ("B", "T", 8)}, share=False)

@@ -94,6 +94,7 @@ print(model.program.hash(), sorted(m for m in ("torch", "transformers") if m in 
     assert "transformers" not in done.stdout
 
 
+@pytest.mark.deep
 def test_numbers_that_json_does_not_have_are_read_and_written_as_transformers_does(imports, tmp_path):
     module = saved("mamba2", tmp_path / "mamba2")
     limit = json.loads((tmp_path / "mamba2" / "config.json").read_text())["time_step_limit"]
@@ -118,6 +119,7 @@ def test_classes_with_scans_generate_as_transformers_does(name, imports, tmp_pat
         assert model.generate([5, 6, 7, 8], 16).ids == expected
 
 
+@pytest.mark.deep
 def test_class_of_one_length_generates_up_to_it_as_transformers_does(monkeypatch, tmp_path):
     monkeypatch.setattr(scans, "LOOPS", {})  # as a class whose loop over time has no entry
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -149,6 +151,7 @@ def test_changed_config_is_captured_again(imports, tmp_path):
     assert "relu" in ops[1]
 
 
+@pytest.mark.deep
 def test_damaged_cache_is_captured_again(imports, tmp_path):
     saved("beit", tmp_path / "beit")
     before = gw.open(tmp_path / "beit").program.hash()
@@ -285,6 +288,7 @@ def test_buffer_without_a_value_is_not_taken_for_zeros():
     assert hub.meta_module(Unwritten, tf.ElectraConfig(), torch.float32)[1] == {}
 
 
+@pytest.mark.deep
 def test_sizes_become_numbers_where_the_class_has_no_graph_for_names(monkeypatch):
     module, values = hub.meta_module(tf.ElectraForMaskedLM, tf.ElectraConfig(**TEXT), torch.float32)
     tried, whole = [], torch_modules.program_of

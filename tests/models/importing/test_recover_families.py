@@ -127,7 +127,7 @@ def layer_of(path: str) -> str:
     return next((part for part in path.split(".") if part.isdigit()), "")
 
 
-@pytest.mark.parametrize("name", some(NAMES, 2))
+@pytest.mark.parametrize("name", some(NAMES, 4))
 def test_each_layer_has_the_ops_that_of_its_config(name):
     family, made = FAMILIES[name], imported(name)
     for kind, count in family.layer.items():

@@ -54,6 +54,7 @@ def test_structure_matches_torch_and_cut_is_masked_on_each_free_axis(block):
         agree(p, group.units([0, group.size - 1] if group.size > 2 else [0]), {"x": x.numpy()}, 1e-6)
 
 
+@pytest.mark.deep
 def test_entries_of_a_position_bias_that_a_reshape_arranges_cannot_be_removed():
     _, p = opened("windows")
     before = p.hash()
