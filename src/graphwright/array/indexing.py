@@ -13,6 +13,7 @@ import numpy as np
 
 from graphwright.array import layout as views
 from graphwright.array.backend import backend
+from graphwright.array.device import Device
 from graphwright.array.dtype import int64
 from graphwright.array.layout import Layout, Shape
 from graphwright.array.ndarray import NDArray, empty, from_numpy
@@ -215,7 +216,7 @@ def read(x: NDArray, index: Any) -> NDArray:
     if not plan.ids:
         return source
     out = empty(plan.shape, x.dtype, x.device)
-    _run("index", out, [_row_major(source), *map(_int64, plan.ids)], plan)
+    _run("index", out, [_row_major(source), *(_int64(i, x.device) for i in plan.ids)], plan)
     return out
 
 
@@ -233,7 +234,7 @@ def write(x: NDArray, index: Any, value: Any) -> None:
         backend(x.device).copy(target, values)
         return
     inner = _row_major(target)
-    _run("index_put", inner, [inner, _row_major(values), *map(_int64, plan.ids)], plan)
+    _run("index_put", inner, [inner, _row_major(values), *(_int64(i, x.device) for i in plan.ids)], plan)
     if inner is not target:
         backend(x.device).copy(target, inner)
 
@@ -255,16 +256,16 @@ def _run(kernel: str, out: NDArray, ins: Sequence[NDArray], plan: IndexPlan) -> 
         raise IndexOutOfRange("an index array is out of range", expected=limits, got=str(error)) from error
 
 
-def _int64(ids: Any) -> NDArray:
-    array = ids if isinstance(ids, NDArray) else from_numpy(np.asarray(ids))
+def _int64(ids: Any, device: Device) -> NDArray:
+    array = (ids if isinstance(ids, NDArray) else from_numpy(np.asarray(ids))).to(device)
     if array.dtype is int64:
         return array
     return empty(array.shape, int64, array.device).copy_from(array)
 
 
 def _values(value: Any, shape: Shape, x: NDArray) -> NDArray:
-    """Return `value` in the dtype of x, broadcast to `shape`; it is copied if it shares memory with x."""
-    array = value if isinstance(value, NDArray) else from_numpy(np.asarray(value))
+    """Return `value` in the dtype and on the device of x, broadcast to `shape`; a copy if it shares memory with x."""
+    array = (value if isinstance(value, NDArray) else from_numpy(np.asarray(value))).to(x.device)
     while len(array.shape) > len(shape) and array.shape[0] == 1:  # as in numpy, leading axes of size 1 are ignored
         array = array.view(Layout(array.shape[1:], array.strides[1:], array.offset))
     if broadcast_shapes(array.shape, shape) != shape:

@@ -191,6 +191,11 @@ def as_tensor(data: Any, dtype: object = None, device: Device | str | None = Non
     return made if dtype is None and device is None else made.to(dtype=dtype, device=device)
 
 
+def device_of(x: TensorBase) -> Device:
+    """Return the device of a tensor; in a trace the CPU, where programs are built."""
+    return x.data.device if isinstance(x.data, NDArray) else CPU
+
+
 def as_symbol(tensor: Tensor) -> Tensor:
     """Return a tensor as a value of the running trace, in which what is computed from it is recorded."""
     recorder = active_recorder.get()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.array import bool_, float64, int32, int64
-from graphwright.autograd.apply import as_tensor
+from graphwright.autograd.apply import as_tensor, device_of
 from graphwright.autograd.indexing import HOST, index_add
 from graphwright.autograd.names import TOP, named
 from graphwright.errors import ShapeError, UsageError
@@ -62,12 +62,13 @@ def histc(input: Any, bins: int = 100, min: float = 0, max: float = 0) -> Tensor
 
     Outside traces. Raises: UsageError for bins < 1, exchanged bounds, or bounds that are not finite.
     """
-    host = _host(input).ravel()
+    x = as_tensor(input)
+    host = _host(x).ravel()
     low, high = (host.min(), host.max()) if min == max and host.size else (min, max)
     if bins < 1 or not -np.inf < low <= high < np.inf:
         expected = "bins >= 1, and finite min <= max"
         raise UsageError("an argument is out of range", where="histc", expected=expected, got=f"{bins}, {low}, {high}")
-    return as_tensor(np.histogram(host, bins, (low, high))[0].astype(np.float32)).to(as_tensor(input).dtype)
+    return as_tensor(np.histogram(host, bins, (low, high))[0].astype(np.float32), x.dtype, device_of(x))
 
 
 # -- sets --------------------------------------------------------------------------------------------------------------
@@ -87,7 +88,7 @@ def unique(
     axis = None if dim is None else axis_of(dim, x.ndim)
     values, inverse, counts = np.unique(_host(x), return_inverse=True, return_counts=True, axis=axis, equal_nan=False)
     inverse = inverse.reshape(x.shape) if dim is None else inverse.reshape(-1)
-    return _parts(as_tensor(values).to(x.dtype), inverse, counts, return_inverse, return_counts)
+    return _parts(as_tensor(values, x.dtype, device_of(x)), inverse, counts, return_inverse, return_counts)
 
 
 @named(differs=HOST)
@@ -107,13 +108,12 @@ def unique_consecutive(
     inverse = np.repeat(np.arange(len(starts)), counts)
     values = host[starts] if dim is None else np.moveaxis(host[starts], 0, axis_of(dim, x.ndim))
     inverse = inverse.reshape(x.shape) if dim is None else inverse
-    return _parts(as_tensor(values).to(x.dtype), inverse, counts, return_inverse, return_counts)
+    return _parts(as_tensor(values, x.dtype, device_of(x)), inverse, counts, return_inverse, return_counts)
 
 
 def _parts(values: Tensor, inverse: np.ndarray, counts: np.ndarray, with_inverse: bool, with_counts: bool) -> Any:
-    extra = [
-        as_tensor(part.astype(np.int64)) for part, wanted in ((inverse, with_inverse), (counts, with_counts)) if wanted
-    ]
+    wanted = [part for part, asked in ((inverse, with_inverse), (counts, with_counts)) if asked]
+    extra = [as_tensor(part.astype(np.int64), device=device_of(values)) for part in wanted]
     return (values, *extra) if extra else values
 
 

@@ -19,7 +19,7 @@ from graphwright.array import empty as _empty
 from graphwright.array import from_numpy as _from_numpy
 from graphwright.array.layout import Shape
 from graphwright.array.spec import Spec
-from graphwright.autograd.apply import as_symbol, as_tensor, host_array, speaks_dlpack
+from graphwright.autograd.apply import as_symbol, as_tensor, device_of, host_array, speaks_dlpack
 from graphwright.autograd.named_sizes import traced
 from graphwright.autograd.names import METHOD
 from graphwright.autograd.names import named as entered
@@ -92,11 +92,6 @@ def target(shape: Shape, dtype: object, device: Device | str | None, out: Tensor
     if device is not None and Device.parse(device) != there:
         raise DeviceMismatch("out is not on the requested device", expected=Device.parse(device), got=there)
     return kind, there
-
-
-def device_of(x: Tensor) -> Device:
-    """Return the device of a tensor; in a trace the CPU, where programs are built."""
-    return x.data.device if isinstance(x.data, NDArray) else CPU
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.array import float32
-from graphwright.autograd.apply import TensorBase, as_tensor
+from graphwright.autograd.apply import TensorBase, as_tensor, device_of
 from graphwright.autograd.named_sizes import traced
 from graphwright.autograd.names import TOP, named
 from graphwright.errors import ShapeError, UsageError
@@ -95,10 +95,15 @@ def wide(x: Any) -> Tensor:
 
 
 def cast_like(value: Any, x: Tensor) -> Tensor:
-    """Return a tensor of the dtype of `x`; a Python float is converted from float64, not through float32."""
+    """Return a tensor of the dtype of `x`; a Python float is converted from float64, not through float32.
+
+    What is not a tensor goes to the device of `x`.
+    """
     if traced(value):
         return value.tensor(x.dtype)
-    return (value if hasattr(value, "__gw_op__") else as_tensor(np.asarray(value))).to(x.dtype)
+    if hasattr(value, "__gw_op__"):
+        return value.to(x.dtype)
+    return as_tensor(np.asarray(value)).to(dtype=x.dtype, device=device_of(x))
 
 
 @named(in_place=True)

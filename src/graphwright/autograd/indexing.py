@@ -13,7 +13,7 @@ import numpy as np
 from graphwright.array import NDArray, bool_, broadcast_shapes, from_numpy, int64, uint8
 from graphwright.array.indexing import IndexPlan, index_plan
 from graphwright.array.sizes import dim_of
-from graphwright.autograd.apply import TensorBase, as_tensor
+from graphwright.autograd.apply import TensorBase, as_tensor, device_of
 from graphwright.autograd.functions import cast_like
 from graphwright.autograd.modes import is_grad_enabled
 from graphwright.autograd.named_sizes import traced
@@ -40,7 +40,7 @@ def get_item(x: Tensor, index: Any) -> Tensor:
         index = tuple(item.tensor() if traced(item) else item for item in items)
     plan = index_plan(x.shape, index)
     part = _view(x, plan)
-    return call("index", part, *map(_int64, plan.ids), axis=plan.axis) if plan.ids else part
+    return call("index", part, *_beside(x, plan), axis=plan.axis) if plan.ids else part
 
 
 def _view(x: Any, plan: IndexPlan) -> Any:
@@ -86,16 +86,30 @@ def set_item(x: Tensor, index: Any, value: Any) -> None:
         if value.numel():
             x.copy_(value.reshape())
     elif plan.ids and whole and not plan.new and plan.order is None:
-        call("index_put", x, value, *map(_int64, plan.ids), axis=plan.axis, out=x)
+        call("index_put", x, value, *_beside(x, plan), axis=plan.axis, out=x)
     else:  # assign by the coordinates of the entries along every axis
         grids = [np.broadcast_to(g, x.shape) for g in np.ogrid[tuple(slice(n) for n in x.shape)]]
-        coordinates = [get_item(as_tensor(from_numpy(g)), index) for g in grids]
+        coordinates = [_moved(get_item(as_tensor(from_numpy(g)), index), x) for g in grids]
         call("index_put", x, value, *coordinates, axis=0, out=x)
 
 
-def _int64(index: Any) -> Tensor:
-    """Return an index tensor as int64. Raises: DTypeError for masks and floats, as torch."""
-    ids = as_tensor(index)
+def _beside(x: Tensor, plan: IndexPlan) -> list[Tensor]:
+    """Return the index arrays of a plan as tensors on the device of x, wherever they are."""
+    return [_moved(_int64(ids), x) for ids in plan.ids]
+
+
+def _moved(made: Tensor, x: Tensor) -> Tensor:
+    """Return what was computed on the host on the device of x; programs are built on the host."""
+    traced = made.symbolic or (active_recorder.get() is not None and x.is_variable)
+    return made if traced else made.to(device=device_of(x))
+
+
+def _int64(index: Any, x: Tensor | None = None) -> Tensor:
+    """Return an index tensor as int64; what is not a tensor goes to the device of x.
+
+    Raises: DTypeError for masks and floats, as torch.
+    """
+    ids = as_tensor(index) if x is None or isinstance(index, TensorBase) else _moved(as_tensor(index), x)
     if ids.dtype.kind not in ("int", "uint") and (ids.dtype.kind == "bool" or ids.numel()):  # [] is float32
         fix = "index.to('int64')" if ids.dtype.is_float else "use mask.nonzero(), or x[mask]"
         raise DTypeError("the index does not hold integers", expected="an integer dtype", got=ids.spec, fix=fix)
@@ -106,7 +120,7 @@ def _int64(index: Any) -> Tensor:
 @named()
 def take_along_dim(input: Tensor, indices: Any, dim: int | None = None) -> Tensor:
     """Like `gather` along an axis, or of the flattened tensor; the other axes of both broadcast."""
-    ids = _int64(indices)
+    ids = _int64(indices, input)
     if dim is None:
         return gather(input.reshape(-1), 0, ids.reshape(-1))
     at = axis_of(dim, input.ndim)
@@ -128,7 +142,7 @@ def gather(input: Tensor, dim: int, index: Any) -> Tensor:
         index: ints with as many axes as x; only `axis` may be longer than in x.
     Raises: ShapeError, DTypeError; IndexOutOfRange for an index outside 0..n-1.
     """
-    ids = _int64(index)
+    ids = _int64(index, input)
     if ids.ndim != input.ndim and not ids.numel():
         return input.new_empty(ids.shape)
     if not input.ndim:
@@ -148,7 +162,7 @@ def scatter(
         reduce: `add` or `multiply` to combine the values with the entries of x instead.
     Raises: ShapeError, DTypeError, IndexOutOfRange; UsageError for another `reduce`.
     """
-    index = _int64(index)
+    index = _int64(index, input)
     if reduce is not None:
         if reduce not in ("add", "multiply"):
             raise UsageError("unknown reduction", where="scatter", expected="add or multiply", got=reduce)
@@ -178,7 +192,7 @@ def scatter_add(input: Tensor, dim: int, index: Any, src: Any) -> Tensor:
 
     Raises: ShapeError, DTypeError, IndexOutOfRange.
     """
-    index, values = _int64(index), as_tensor(src)
+    index, values = _int64(index, input), as_tensor(src)
     _one_dtype("scatter_add", input, values)
     return call("scatter_add", input, index, _of_index(values, index), axis=dim)
 
@@ -206,7 +220,7 @@ def scatter_reduce(
     if input.dtype is bool_:
         made = scatter_reduce(input.to(uint8), dim, index, as_tensor(src).to(uint8), reduce, include_self=include_self)
         return made.to(bool_)
-    ids = _int64(index)
+    ids = _int64(index, input)
     values = _of_index(as_tensor(src), ids)
     none, one = call("full_like", input, value=0.0), call("full_like", values, value=1.0)
     hits = call("scatter_add", none, ids, one, axis=dim)
@@ -259,7 +273,7 @@ def put(input: Tensor, index: Any, source: Any, accumulate: bool = False) -> Ten
 
     Raises: IndexOutOfRange, ShapeError.
     """
-    ids, values = _int64(index).reshape(-1), as_tensor(source).reshape(-1)
+    ids, values = _int64(index, input).reshape(-1), as_tensor(source).reshape(-1)
     if ids.shape != values.shape:
         raise ShapeError("there is not one value per index", where="put", expected=ids.spec, got=values.spec)
     op = "index_add" if accumulate else "index_put"
@@ -322,18 +336,18 @@ def index_select(input: Tensor, dim: int, index: Any) -> Tensor:
 
     A 0-d index counts as a vector. Raises: IndexOutOfRange.
     """
-    return call("index", input, _vector(index), axis=dim)
+    return call("index", input, _vector(index, input), axis=dim)
 
 
-def _vector(index: Any) -> Tensor:
-    ids = _int64(index)
+def _vector(index: Any, x: Tensor) -> Tensor:
+    ids = _int64(index, x)
     return ids if ids.ndim else ids.reshape(1)
 
 
 @named()
 def take(input: Tensor, index: Any) -> Tensor:
     """Select entries of the flattened tensor by indices. Raises: IndexOutOfRange."""
-    return call("index", input.reshape(-1), _int64(index), axis=0)
+    return call("index", input.reshape(-1), _int64(index, input), axis=0)
 
 
 @named(in_place=True, scalars=True)
@@ -350,7 +364,7 @@ def index_add(input: Tensor, dim: int, index: Any, source: Any, *, alpha: Any = 
 
 def _slices(where: str, x: Tensor, dim: int, index: Any, source: Any) -> tuple[int, Tensor, Tensor]:
     """Return an axis, the indices as a vector, and the source. Raises: ShapeError unless it has a slice per index."""
-    at, ids, values = axis_of(dim, x.ndim), _vector(index), as_tensor(source)
+    at, ids, values = axis_of(dim, x.ndim), _vector(index, x), as_tensor(source)
     shape = (*x.shape[:at], *ids.shape, *x.shape[at + 1 :])
     if values.shape != shape:
         raise ShapeError("the source has a wrong shape", where=where, expected=shape, got=values.spec)
@@ -371,7 +385,7 @@ def index_fill(input: Tensor, dim: int, index: Any, value: Any) -> Tensor:
     number = cast_like(value, input)
     if number.numel() != 1:
         raise ShapeError("the value is not a number", where="index_fill", expected="one entry", got=number.spec)
-    return call("index_put", input, number.reshape(), _vector(index), axis=dim)
+    return call("index_put", input, number.reshape(), _vector(index, input), axis=dim)
 
 
 @named(in_place=True)
@@ -383,7 +397,7 @@ def index_put(input: Tensor, indices: Sequence[Any], values: Any, accumulate: bo
     """
     ids = index_plan(input.shape, tuple(map(as_tensor, indices))).ids
     op = "index_add" if accumulate else "index_put"
-    return call(op, input, cast_like(values, input), *map(_int64, ids), axis=0)
+    return call(op, input, cast_like(values, input), *(_moved(_int64(i), input) for i in ids), axis=0)
 
 
 @named(also="argwhere")
@@ -402,7 +416,7 @@ def nonzero(input: Any, *, as_tuple: bool = False, size: int | None = None, fill
     if size is not None:
         found = call("nonzero", x, size=size, fill=fill)
     else:
-        found = as_tensor(np.argwhere(x.numpy()).astype(np.int64))
+        found = _moved(as_tensor(np.argwhere(x.numpy()).astype(np.int64)), x)
     return tuple(found[:, axis] for axis in range(x.ndim)) if as_tuple else found
 
 
@@ -421,7 +435,7 @@ def repeat_interleave(input: Any, repeats: Any, dim: int | None = None, *, outpu
     x, axis = (x.flatten(), 0) if dim is None else (x, axis_of(dim, x.ndim))
     if isinstance(repeats, int):
         return call("repeat_interleave", x, repeats=repeats, axis=axis)
-    counts, n = _vector(repeats), x.shape[axis]
+    counts, n = _vector(repeats, x), x.shape[axis]
     if counts.shape not in ((n,), (1,)):
         raise ShapeError("repeats has a wrong length", where=f"axis {axis}", expected=f"[{n}] or [1]", got=counts.spec)
     counts = counts.expand(n)
@@ -432,7 +446,7 @@ def repeat_interleave(input: Any, repeats: Any, dim: int | None = None, *, outpu
         if output_size not in (None, int(host.sum())):
             raise UsageError("output_size is not the sum of repeats", expected=int(host.sum()), got=output_size)
         return index_select(x, axis, np.repeat(np.arange(n), host))
-    none, one = as_tensor(np.zeros(output_size + 1, np.int64)), call("full_like", counts, value=1.0)
+    none, one = _moved(as_tensor(np.zeros(output_size + 1, np.int64)), x), call("full_like", counts, value=1.0)
     ends = scatter_add(none, 0, counts.cumsum(0), one)  # how many entries end at each index of the result
     return index_select(x, axis, ends[:output_size].cumsum(0))
 
@@ -458,7 +472,7 @@ def _chosen(where: str, x: Tensor, mask: Any) -> tuple[Tensor, Tensor]:
         raise DTypeError("the mask is not bool", where=where, expected="bool", got=known.spec)
     shape = broadcast_shapes(x.shape, known.shape)
     chosen = np.flatnonzero(np.broadcast_to(known.detach().numpy(), shape))
-    return x.expand(*shape), as_tensor(chosen.astype(np.int64))
+    return x.expand(*shape), _moved(as_tensor(chosen.astype(np.int64)), x)
 
 
 @named(in_place=True, differs=HOST)

@@ -23,7 +23,7 @@ from graphwright.array import (
     result_type,
     uint8,
 )
-from graphwright.autograd.apply import TensorBase, apply, as_tensor
+from graphwright.autograd.apply import TensorBase, apply, as_tensor, device_of
 from graphwright.autograd.functions import cast_like, stack
 from graphwright.autograd.names import METHOD, NAMES, TOP, named
 from graphwright.autograd.shapes import broadcast_tensors
@@ -423,7 +423,8 @@ def _on_host(name: str, doc: str, floats: bool) -> None:
         if kind.is_float is not floats or kind is bool_ or kind.is_low:
             expected = "float32 or float64" if floats else "integers"
             raise DTypeError("unsupported dtypes", where=name, expected=expected, got=f"{a.spec}, {b.spec}")
-        return as_tensor(np.asarray(getattr(np, name)(*(x.detach().to(kind).numpy() for x in (a, b)))))
+        made = np.asarray(getattr(np, name)(*(x.detach().to(kind).numpy() for x in (a, b))))
+        return as_tensor(made, device=device_of(a))
 
     run.__name__ = name
     run.__doc__ = f"{doc} On the host: outside traces, without a gradient. Raises: DTypeError."
@@ -440,7 +441,7 @@ def i0(input: Any) -> Tensor:
     """The modified Bessel function of order 0, elementwise. On the host: outside traces, without a gradient."""
     x = as_tensor(input)
     x = x if x.dtype.is_float else x.to(float32)
-    return as_tensor(np.asarray(np.i0(x.numpy()))).to(x.dtype)
+    return as_tensor(np.asarray(np.i0(x.numpy())), x.dtype, device_of(x))
 
 
 # -- comparison of tensors ---------------------------------------------------------------------------------------------

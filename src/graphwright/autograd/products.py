@@ -152,7 +152,7 @@ def _narrow(made: Tensor, x1: Tensor, x2: Tensor) -> Tensor:
 def pdist(input: Tensor, p: float = 2.0) -> Tensor:
     """The p-norms of the differences of all pairs of rows, in row-major order of the upper triangle."""
     first, second = np.triu_indices(input.shape[0], 1)
-    rows = [input.index_select(0, as_tensor(ids.astype(np.int64))) for ids in (first, second)]
+    rows = [input.index_select(0, ids.astype(np.int64)) for ids in (first, second)]
     return (rows[0] - rows[1]).norm(p, dim=-1)
 
 

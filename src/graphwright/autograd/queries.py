@@ -11,7 +11,7 @@ from graphwright.array import CPU, promote
 from graphwright.array import dtype as as_dtype
 from graphwright.array import result_type as joined
 from graphwright.array.dtype import DType, float32
-from graphwright.autograd.apply import NUMBERS, TensorBase, as_tensor
+from graphwright.autograd.apply import NUMBERS, TensorBase, as_tensor, device_of
 from graphwright.autograd.names import METHOD, TOP, named
 from graphwright.errors import ShapeError, UsageError
 
@@ -120,7 +120,7 @@ def fill_diagonal_(input: Tensor, fill_value: float, wrap: bool = False) -> Tens
         raise ShapeError("the tensor has no diagonal", where="fill_diagonal_", expected=expected, got=input.spec)
     step = sum(prod(sizes[axis + 1 :]) for axis in range(len(sizes)))
     end = input.numel() if wrap or len(sizes) > 2 else min(sizes[0], sizes[1]) * sizes[1]
-    mask = as_tensor(np.isin(np.arange(input.numel()), np.arange(0, end, step)).reshape(sizes))
+    mask = as_tensor(np.isin(np.arange(input.numel()), np.arange(0, end, step)).reshape(sizes), device=device_of(input))
     return input.masked_fill_(mask, fill_value)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from graphwright.array import NDArray
 from graphwright.array import broadcast_shapes as broadcast
 from graphwright.array.sizes import dim_of
-from graphwright.autograd.apply import TensorBase, as_tensor
+from graphwright.autograd.apply import TensorBase, as_tensor, device_of
 from graphwright.autograd.functions import cat, stack
 from graphwright.autograd.names import METHOD, TOP, named
 from graphwright.autograd.recorder import active_recorder
@@ -474,7 +474,7 @@ def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
     if count < 1:
         raise ShapeError("the axis is shorter than a window", expected=f"{size} or more", got=input.shape[at])
     ids = (np.arange(count) * step)[:, None] + np.arange(size)
-    return movedim(call("index", input, as_tensor(ids), axis=at), at + 1, -1)
+    return movedim(call("index", input, as_tensor(ids, device=device_of(input)), axis=at), at + 1, -1)
 
 
 # -- joining -----------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from graphwright.autograd import Tensor, as_tensor, no_grad, where
+from graphwright.autograd.create import device_of
 from graphwright.errors import ShapeError, UsageError
 from graphwright.ops import call
 
@@ -82,10 +83,10 @@ def embedding_bag(
     if offsets is not None and count:
         flat = flat.narrow(0, 0, int(cuts[-1]))
         per_sample_weights = None if per_sample_weights is None else per_sample_weights.narrow(0, 0, int(cuts[-1]))
-    bags = as_tensor(np.repeat(np.arange(count), sizes))
+    bags = as_tensor(np.repeat(np.arange(count), sizes), device=device_of(flat))
     rows = embedding(flat, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
     kept = flat != (-1 if padding_idx is None else padding_idx % weight.shape[0])
-    none = as_tensor(np.zeros((count, weight.shape[1]))).to(rows.dtype)
+    none = as_tensor(np.zeros((count, weight.shape[1])), rows.dtype, device_of(rows))
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.reshape(-1, 1)
     if mode == "max":

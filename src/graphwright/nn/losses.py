@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from graphwright.autograd import Tensor, as_tensor, cat, minimum, one_hot, stack, where
+from graphwright.autograd.create import device_of
 from graphwright.autograd.functions import wide
 from graphwright.autograd.pointwise import xlogy
 from graphwright.autograd.products import cosine_similarity, pairwise_distance, pdist
@@ -359,9 +360,9 @@ def ctc_loss(
     labels[:, 1::2] = ids
     skips = np.zeros(labels.shape, bool)
     skips[:, 2:] = labels[:, 2:] != labels[:, :-2]
-    never = as_tensor(np.full(labels.shape, -np.inf)).to(x.dtype)
-    index, jump = as_tensor(labels), as_tensor(skips)
-    alpha = where(as_tensor(np.arange(labels.shape[1]) < 2), x[0].gather(1, index), never)
+    never = as_tensor(np.full(labels.shape, -np.inf), x.dtype, device_of(x))
+    index, jump, first = (as_tensor(a, device=device_of(x)) for a in (labels, skips, np.arange(labels.shape[1]) < 2))
+    alpha = where(first, x[0].gather(1, index), never)
     seen = [alpha]
     for t in range(1, steps):
         back = [alpha, *(cat([never[:, :n], alpha[:, : labels.shape[1] - n]], 1) for n in (1, 2))]
@@ -379,7 +380,7 @@ def ctc_loss(
     if log_probs.ndim == 2:
         loss = loss.squeeze(0)
     if reduction == "mean":
-        return (loss / as_tensor(np.maximum(sizes, 1)).to(loss.dtype).reshape(*loss.shape)).mean()
+        return (loss / as_tensor(np.maximum(sizes, 1), loss.dtype, device_of(loss)).reshape(*loss.shape)).mean()
     return _reduced(loss, reduction)
 
 

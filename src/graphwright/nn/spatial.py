@@ -15,6 +15,7 @@ import numpy as np
 from graphwright.array import float64
 from graphwright.array.layout import Window
 from graphwright.autograd import Tensor, as_tensor
+from graphwright.autograd.create import device_of
 from graphwright.errors import ShapeError, UsageError
 from graphwright.ops import call
 
@@ -155,7 +156,7 @@ class _Spatial:
         )
         sizes = natural if output_size is None else tuple(output_size)[-self.rank :]
         lead = input.shape[: -self.rank]
-        zeros = as_tensor(np.zeros((*lead, prod(sizes)), np.float32)).to(input.dtype)
+        zeros = as_tensor(np.zeros((*lead, prod(sizes)), np.float32), input.dtype, device_of(input))
         flat = [t.reshape(*lead, -1) for t in (indices, input)]
         return call("scatter", zeros, *flat, axis=-1).reshape(*lead, *sizes)
 
