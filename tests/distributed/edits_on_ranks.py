@@ -72,7 +72,10 @@ def random_edits(rounds: int = deep(50, 10), ranks: int = 3) -> dict[str, Any]:
 def refused() -> dict[str, Any]:
     """A rank that cannot apply an edit, and a rank that edited by itself."""
     found: dict[str, Any] = {}
-    p = net()
+    p, rows = net(), np.ones((2, 6), np.float32)
+    optimizer = gw.optim.SGD(p.parameters(), lr=0.0)
+    step = distributed.data_parallel(gw.compile_step(p, lambda y: (y * y).mean(), optimizer, {"x": rows}))
+    first = float(step(x=rows))
     distributed.sync_edits(p)
     before = p.hash()
     if distributed.rank() == 1:  # a name that the edit of rank 0 will use: outside of the journal's sight
@@ -85,6 +88,7 @@ def refused() -> dict[str, Any]:
     found["refused"] = refusal(lambda: distributed.sync_edits(p))
     found["same"] = p.hash() == before
     p.readonly = False
+    found["step"] = float(step(x=rows)) - first
     if distributed.is_main():
         with p.edit("three") as e:
             e.set_weight("w1", lambda w: w * 3)

@@ -32,13 +32,25 @@ def test_a_world_of_one_needs_no_group(monkeypatch):
     assert distributed.broadcast_object({"a": [1]}) == {"a": [1]}
 
 
-@pytest.mark.parametrize("call", [distributed.barrier, lambda: distributed.sync_edits(edits_on_ranks.net())])
+@pytest.mark.parametrize("call", [
+    distributed.barrier, lambda: distributed.sync_edits(edits_on_ranks.net()), distributed.rank, distributed.is_main,
+    lambda: distributed.all_reduce(gw.ones(2)), lambda: distributed.send(gw.ones(2), 1),
+    lambda: gw.data.DataLoader(gw.data.TensorDataset(np.arange(8)), 2),
+])  # fmt: skip
 def test_ranks_of_a_run_that_was_not_joined_are_refused(monkeypatch, call):
     monkeypatch.setattr("graphwright.array.world._entered", [False])
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="not joined") as found:
         call()
     assert "setup()" in str(found.value.fix)
+
+
+def test_arguments_of_another_type_are_refused() -> None:
+    p = edits_on_ranks.net()
+    with pytest.raises(UsageError, match="data_parallel, step"):
+        distributed.data_parallel(p)  # pyright: ignore[reportArgumentType]
+    with p.edit("divide") as e, pytest.raises(UsageError, match="tensor_parallel, ranks"):
+        distributed.tensor_parallel(e, p.select("*"), ranks="2")  # pyright: ignore[reportArgumentType]
 
 
 def test_a_program_of_other_ranks_is_refused():

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from graphwright.array import from_numpy, random
-from graphwright.array.world import world
+from graphwright.array.world import joined
 from graphwright.autograd import Tensor, as_tensor
 from graphwright.data.workers import batches_of_workers
 from graphwright.errors import ShapeError, UsageError
@@ -163,7 +163,7 @@ class DataLoader:
         seed: int = 0, rank: int | None = None, ranks: int | None = None, lengths: Any = None,
     ) -> None:  # fmt: skip
         if rank is None and ranks is None:
-            rank, ranks = world().copy, world().copies
+            rank, ranks = (here := joined("DataLoader")).copy, here.copies
         rank, ranks = 0 if rank is None else rank, 1 if ranks is None else ranks
         counts = {"batch_size": batch_size, "rank": rank, "ranks": ranks, "num_workers": num_workers}
         for name, count in counts.items():

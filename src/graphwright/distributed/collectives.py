@@ -2,14 +2,15 @@
 
 All ranks call them in the same order with arrays of equal specs, which they compare before values are sent.
 Gradients are those of the sum of the losses of all ranks; the loss of a run is the mean over its ranks, so
-data-parallel code divides by the number of ranks once. All raise CollectivesDiffer and RankLost when they run.
+data-parallel code divides by the number of ranks once. All raise CollectivesDiffer and RankLost when they run, and
+UsageError without `setup`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from graphwright.array.world import described, world
+from graphwright.array.world import described, joined, world
 from graphwright.autograd import Tensor, active_recorder, as_tensor
 from graphwright.errors import UsageError
 from graphwright.ops import call
@@ -65,13 +66,13 @@ def recv(x: Any, source: int) -> Tensor:
 
 
 def _other(name: str, rank: int) -> None:
-    if world().ranks > 1 and rank == world().rank:
+    if joined(name).ranks > 1 and rank == world().rank:
         raise UsageError("a rank sends to another one, not to itself", where=name, got=rank)
 
 
 def _compared(name: str, x: Any, **attrs: Any) -> Tensor:
     """Run a collective after the ranks have compared their calls, also invalid ones, unless it is recorded."""
-    x, group = as_tensor(x), world().group
+    x, group = as_tensor(x), joined(name).group
     if group is None or active_recorder.get() is not None:
         return _run(name, x, **attrs)
     group.compare([described(name, [x.spec], attrs)], "a collective", label=name)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from graphwright.array import DType, float32
 from graphwright.array.world import CollectivesDiffer, World, joined, world
 from graphwright.autograd import Parameter, Tensor, Variable
-from graphwright.errors import UsageError
+from graphwright.errors import UsageError, check_type
 from graphwright.files import blake2b_128
 from graphwright.ops import call
 from graphwright.optim.checkpoint import training_variables
@@ -194,9 +194,12 @@ def data_parallel(step: CompiledStep, *, bucket_mb: float = 25.0, shard_optimize
             `save_state`, and gradients are sent on each batch of `accumulate`.
     In a world of one, nothing changes.
 
-    Raises: UsageError for a size that is not positive, for several ranks without `setup`, or for divided states or a
-        Muon of a divided program; ProgramsDiffer; CollectivesDiffer; RankLost.
+    Raises: UsageError for a step of another type, for a size that is not positive, for several ranks without `setup`,
+        or for divided states or a Muon of a divided program; ProgramsDiffer; CollectivesDiffer; RankLost.
     """
+    from graphwright.optim.training_step import CompiledStep
+
+    check_type("data_parallel, step", step, CompiledStep, "a compiled step", "gw.compile_step(program, ...)")
     if not bucket_mb > 0:
         raise UsageError("the size of a bucket is out of range", where="data_parallel", expected="> 0 MiB",
                          got=bucket_mb)  # fmt: skip

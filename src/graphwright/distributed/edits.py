@@ -160,6 +160,8 @@ def _apply(entries: Sequence[Entry], p: Program, arrays: _Arrays) -> str:
 
 def _take_back(p: Program, start: int) -> None:
     """Revert the journal entries from `start` on, the last one first."""
+    if len(p.journal) == start:
+        p.plan_again()  # ranks with entries trace their steps again and compare them: this one does so, too
     for entry in reversed(p.journal[start:]):
         if entry.undoes is not None:
             p.redo()

@@ -49,13 +49,13 @@ def _threads(local_ranks: int) -> int:
 
 
 def rank() -> int:
-    """Return the number of this process among the ranks; 0 in a world of one."""
-    return world().rank
+    """Return the number of this process among the ranks; 0 in a world of one. Raises: UsageError without `setup`."""
+    return joined("rank").rank
 
 
 def ranks() -> int:
-    """Return the number of ranks; 1 without `setup`."""
-    return world().ranks
+    """Return the number of ranks; 1 without torchrun. Raises: UsageError under torchrun without `setup`."""
+    return joined("ranks").ranks
 
 
 def local_rank() -> int:
@@ -64,8 +64,8 @@ def local_rank() -> int:
 
 
 def is_main() -> bool:
-    """Return whether this is rank 0, which prints and writes."""
-    return world().rank == 0
+    """Return whether this is rank 0, which prints and writes. Raises: UsageError without `setup`, as `rank`."""
+    return joined("is_main").rank == 0
 
 
 def barrier() -> None:

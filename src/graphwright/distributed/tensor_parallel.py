@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphwright.array.world import divide_ranks, world
-from graphwright.errors import UsageError
+from graphwright.errors import UsageError, check_type
 from graphwright.graph import NodeId
 from graphwright.ops import get, traits
 from graphwright.ops.axes import Atom, atoms, resolve
@@ -79,6 +79,7 @@ def tensor_parallel(e: Transaction, selection: Selection, ranks: int | None = No
         otherwise already; UsageError if no axis can be divided, or if the program is divided already; RankLost.
     """
     p = e.program
+    check_type("tensor_parallel, ranks", 1 if ranks is None else ranks, int, "a number of ranks, or None")
     if is_divided(p):
         raise UsageError("the program is divided already", where="tensor_parallel", expected="a whole program",
                          fix="p.undo(), and select all layers in one division")  # fmt: skip

@@ -113,6 +113,11 @@ class Program(OpGraph):
         self._version += 1
         changes.rise()
 
+    def plan_again(self) -> None:
+        """Let plans and derived programs be made again, as after an edit."""
+        self._plan_version += 1
+        changes.rise()
+
     # -- inspection --------------------------------------------------------------------------------------------------
     axes = exclusively(axes)
     gates = exclusively(gates)
