@@ -23,7 +23,7 @@ def test_rounds_of_random_edits_on_three_ranks() -> None:
         assert facts["refused"].startswith("EditRefused")
         assert "rank 1: " in facts["refused"]
         assert facts["same"]
-        assert facts["step"] == 0.0  # the training goes on
+        assert facts["step"] == 0.0  # the training continues
         assert facts["third"] == found[0]["refused"]["third"]
         for name in ("local", "first"):
             assert facts[name].startswith("UsageError")
