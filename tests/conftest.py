@@ -21,8 +21,8 @@ from graphwright import timing
 from graphwright.models.generation import timed
 
 _quiet = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-settings.register_profile("dev", max_examples=5, deadline=None, suppress_health_check=_quiet)
-settings.register_profile("ci", max_examples=5, deadline=None, derandomize=True, suppress_health_check=_quiet)
+settings.register_profile("dev", max_examples=4, deadline=None, suppress_health_check=_quiet)
+settings.register_profile("ci", max_examples=4, deadline=None, derandomize=True, suppress_health_check=_quiet)
 settings.register_profile("deep", max_examples=10_000, deadline=None, suppress_health_check=_quiet)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
@@ -52,6 +52,10 @@ def _gpu() -> bool:
 
     return torch.cuda.is_available()
 
+
+WHOLE, MANY = 10_000, 6  # tests of the whole suite at least; cases of a test that are many
+COMPLETE = ("test_docs.py", "test_examples.py", "test_help_examples.py")
+"""Files of which each case is a page, an example or a verb: all of them run."""
 
 NEEDS = {
     "browser": ("a system Chromium (make chromium)", lambda: CHROMIUM is not None),
@@ -161,6 +165,19 @@ def warm(warm_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from graphwright.models.export import verify
 
     monkeypatch.setattr(verify, "_start", warm_process)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The whole suite takes every second case of tests with many; fewer files, and the deep profile, take all."""
+    if len(items) < WHOLE or os.environ.get("HYPOTHESIS_PROFILE") == "deep":
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if hasattr(item, "callspec") and item.path.name not in COMPLETE and not item.get_closest_marker("deep"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left = {id(item) for found in cases.values() if len(found) >= MANY for item in found[1::2]}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) in left])
+    items[:] = [item for item in items if id(item) not in left]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -14,7 +14,9 @@ from graphwright.autograd import fork_rng
 
 pytestmark = pytest.mark.usefixtures("warm")
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
-LONG = ("pipeline", "defect_detection", "attention_pruning")
+LONG = (
+    "pipeline", "defect_detection", "attention_pruning", "sac_pendulum", "life", "architecture_search", "irregular_time"
+)  # fmt: skip
 """Examples of which every part is tested elsewhere in each run."""
 
 
