@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers on two cores: spinning thread pools would fight
 
@@ -168,14 +169,18 @@ def warm(warm_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The whole suite takes every second case of tests with many; fewer files, and the deep profile, take all."""
+    """The whole suite takes about half of the cases of tests with many; fewer files, and the deep profile, take all.
+
+    The name of a case decides: every second one would leave out one value of a parameter that has two.
+    """
     if len(items) < WHOLE or os.environ.get("HYPOTHESIS_PROFILE") == "deep":
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if hasattr(item, "callspec") and item.path.name not in COMPLETE and not item.get_closest_marker("deep"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    left = {id(item) for found in cases.values() if len(found) >= MANY for item in found[1::2]}
+    many = (item for found in cases.values() if len(found) >= MANY for item in found[1:])
+    left = {id(item) for item in many if crc32(item.nodeid.encode()) % 2}
     config.hook.pytest_deselected(items=[item for item in items if id(item) in left])
     items[:] = [item for item in items if id(item) not in left]
 

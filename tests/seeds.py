@@ -18,7 +18,10 @@ def deep(cases: T, quick: T) -> T:
 
 
 def some(cases: Iterable[Any], every: int) -> list[Any]:
-    """Parameters of a test: each n-th case, beginning with the first, and in the deep profile all of them."""
+    """Parameters of a test with few long cases: each n-th, beginning with the first; in the deep profile all of them.
+
+    Of tests with more cases the whole suite takes half by itself, see `pytest_collection_modifyitems`.
+    """
     import pytest  # late: processes that are ranks use this file, too
 
     return [case if i % every == 0 else pytest.param(case, marks=pytest.mark.deep) for i, case in enumerate(cases)]

@@ -16,7 +16,6 @@ from graphwright.autograd import TraceError
 from graphwright.errors import UsageError
 from graphwright.models.onnx import run_onnx
 from graphwright.program.weights import abstract_array
-from seeds import some
 from values import grad_of
 
 RNG = np.random.default_rng(0)
@@ -205,7 +204,7 @@ def numbers(tensor) -> np.ndarray:
     return tensor if isinstance(tensor, np.ndarray) else tensor.to_numpy()
 
 
-@pytest.mark.parametrize("name", some(FOLLOWED, 2))
+@pytest.mark.parametrize("name", FOLLOWED)
 def test_code_that_computes_with_sizes_follows_them(name, tmp_path):
     fn = FOLLOWED[name]
     p = gw.trace(fn, np.zeros(SHAPES[0], "f4"), sizes={"x": NAMES})
@@ -235,7 +234,7 @@ def test_code_that_computes_with_sizes_follows_them(name, tmp_path):
             np.testing.assert_allclose(found["grad.x"].to_numpy(), grad_of(leaf).numpy(), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", some(FOLLOWED, 2))
+@pytest.mark.parametrize("name", FOLLOWED)
 def test_gradients_that_traced_code_takes_follow_sizes(name):
     fn = FOLLOWED[name]
 

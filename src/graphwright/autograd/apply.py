@@ -150,7 +150,7 @@ class TensorBase(OneElement):
 
         A variable may change between runs of a traced program, so a trace must not read its current array.
         """
-        if isinstance(self.data, Symbol) or (self.is_variable and active_recorder.get() is not None):
+        if not isinstance(self.data, NDArray) or _of_trace(self):
             what = f"{wanted} needs the tensor's value, which is not known in a trace"
             fix = "use tensor operations (gw.ops.call('where', ...)), or compute it outside the trace"
             raise TraceError(what, got=self.spec, fix=fix)
@@ -192,8 +192,13 @@ def as_tensor(data: Any, dtype: object = None, device: Device | str | None = Non
 
 
 def device_of(x: TensorBase) -> Device:
-    """Return the device of a tensor; in a trace the CPU, where programs are built."""
-    return x.data.device if isinstance(x.data, NDArray) else CPU
+    """Return the device of a tensor; in a trace, of its values and variables, the CPU, where programs are built."""
+    return x.data.device if isinstance(x.data, NDArray) and not _of_trace(x) else CPU
+
+
+def _of_trace(x: TensorBase) -> bool:
+    """Return whether x is a variable that the running trace reads anew in each run."""
+    return x.is_variable and active_recorder.get() is not None
 
 
 def as_symbol(tensor: Tensor) -> Tensor:

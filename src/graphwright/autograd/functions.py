@@ -103,7 +103,7 @@ def cast_like(value: Any, x: Tensor) -> Tensor:
         return value.tensor(x.dtype)
     if hasattr(value, "__gw_op__"):
         return value.to(x.dtype)
-    return as_tensor(np.asarray(value)).to(dtype=x.dtype, device=device_of(x))
+    return as_tensor(np.asarray(value), x.dtype, device_of(x))
 
 
 @named(in_place=True)

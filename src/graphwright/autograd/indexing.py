@@ -99,9 +99,8 @@ def _beside(x: Tensor, plan: IndexPlan) -> list[Tensor]:
 
 
 def _moved(made: Tensor, x: Tensor) -> Tensor:
-    """Return what was computed on the host on the device of x; programs are built on the host."""
-    traced = made.symbolic or (active_recorder.get() is not None and x.is_variable)
-    return made if traced else made.to(device=device_of(x))
+    """Return what was computed on the host on the device of x."""
+    return made if made.symbolic else made.to(device=device_of(x))
 
 
 def _int64(index: Any, x: Tensor | None = None) -> Tensor:

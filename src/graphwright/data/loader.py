@@ -144,8 +144,8 @@ class DataLoader:
         collate_fn: function from a list of items to a batch; by default it stacks the items to tensors.
         pin_memory: accepted as in torch, without an effect.
         rank, ranks: this loader reads every `ranks`-th item of the order, starting at item `rank`. Without both, they
-            are those of the run that `distributed.setup` joined: all items in one process, and the same ones on the
-            ranks that have a copy of a divided model together.
+            are those of the run that `distributed.setup` joined, else UsageError: all items in one process, and the
+            same ones on the ranks that have a copy of a divided model together.
         num_workers: number of processes that make batches, each one batch ahead; 0 makes them in the loop. Batches and
             their order are the same. Processes start as `multiprocessing` is set to start them. At most 1 for an
             IterableDataset.
@@ -163,7 +163,8 @@ class DataLoader:
         seed: int = 0, rank: int | None = None, ranks: int | None = None, lengths: Any = None,
     ) -> None:  # fmt: skip
         if rank is None and ranks is None:
-            rank, ranks = (here := joined("DataLoader")).copy, here.copies
+            here = joined("DataLoader")
+            rank, ranks = here.copy, here.copies
         rank, ranks = 0 if rank is None else rank, 1 if ranks is None else ranks
         counts = {"batch_size": batch_size, "rank": rank, "ranks": ranks, "num_workers": num_workers}
         for name, count in counts.items():

@@ -66,7 +66,8 @@ def recv(x: Any, source: int) -> Tensor:
 
 
 def _other(name: str, rank: int) -> None:
-    if joined(name).ranks > 1 and rank == world().rank:
+    here = joined(name)
+    if here.ranks > 1 and rank == here.rank:
         raise UsageError("a rank sends to another one, not to itself", where=name, got=rank)
 
 

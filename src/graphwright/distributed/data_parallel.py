@@ -19,11 +19,11 @@ from graphwright.ops import call
 from graphwright.optim.checkpoint import training_variables
 from graphwright.optim.exchange import Exchange
 from graphwright.optim.optimizer import Optimizer, wide
+from graphwright.optim.training_step import CompiledStep
 from graphwright.plan.options import ATEN
 from graphwright.program.axes.divide import DIVIDED, divided_weights
 
 if TYPE_CHECKING:
-    from graphwright.optim.training_step import CompiledStep
     from graphwright.program.program import Program
 
 MB = 1 << 20
@@ -197,8 +197,6 @@ def data_parallel(step: CompiledStep, *, bucket_mb: float = 25.0, shard_optimize
     Raises: UsageError for a step of another type, for a size that is not positive, for several ranks without `setup`,
         or for divided states or a Muon of a divided program; ProgramsDiffer; CollectivesDiffer; RankLost.
     """
-    from graphwright.optim.training_step import CompiledStep
-
     check_type("data_parallel, step", step, CompiledStep, "a compiled step", "gw.compile_step(program, ...)")
     if not bucket_mb > 0:
         raise UsageError("the size of a bucket is out of range", where="data_parallel", expected="> 0 MiB",

@@ -49,7 +49,7 @@ def _threads(local_ranks: int) -> int:
 
 
 def rank() -> int:
-    """Return the number of this process among the ranks; 0 in a world of one. Raises: UsageError without `setup`."""
+    """Return the number of this process among the ranks; 0 in a world of one. Raises: UsageError as `ranks`."""
     return joined("rank").rank
 
 
@@ -64,7 +64,7 @@ def local_rank() -> int:
 
 
 def is_main() -> bool:
-    """Return whether this is rank 0, which prints and writes. Raises: UsageError without `setup`, as `rank`."""
+    """Return whether this is rank 0, which prints and writes. Raises: UsageError as `ranks`."""
     return joined("is_main").rank == 0
 
 

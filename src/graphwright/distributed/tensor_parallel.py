@@ -39,7 +39,7 @@ class Division(Report):
         copies: number of copies in the run.
         axes: name of each divided axis -> units of each rank.
         sums: paths of the nodes that sum over the ranks.
-        whole: axes of the selection that stay whole on every rank, each with its reason.
+        whole: why other axes of the selection stay whole on every rank.
     """
 
     ranks: int
@@ -106,7 +106,7 @@ def _sums(found: Axes, group: AxisGroup) -> list[NodeId]:
 
 def _divisible(found: Axes, inside: set[NodeId], ranks: int) -> tuple[list[AxisGroup], list[str]]:
     """Return the axes to divide, which sum in different nodes, and why others that are wanted cannot be."""
-    few, joined = dict[NodeId, str](), set[NodeId]()
+    reasons, joined = dict[NodeId, str](), set[NodeId]()
     chosen: list[AxisGroup] = []
     busy = {atom for row in (*found.solution.lookups, *found.solution.groups) for atom in atoms(resolve(row.axis))}
     for together in _candidates(found):
@@ -119,11 +119,11 @@ def _divisible(found: Axes, inside: set[NodeId], ranks: int) -> tuple[list[AxisG
         least = min(together, key=lambda group: group.size)
         why = why or (f"{least.name} has {least.size} units" if least.size < ranks else "")
         if why:
-            few |= {node: why for node in sums if node not in few}
+            reasons |= {node: why for node in sums if node not in reasons}
             continue
         chosen += together
         joined |= sums
-    return chosen, list(dict.fromkeys(text for node, text in few.items() if node not in joined))
+    return chosen, list(dict.fromkeys(text for node, text in reasons.items() if node not in joined))
 
 
 def _fixed(group: AxisGroup, busy: set[Atom]) -> str:

@@ -35,4 +35,4 @@ def complete(
 
 
 def all_tasks(common: Any, number: int) -> None:
-    """Do nothing, in a worker, which has loaded what the tasks share; an error that it cannot has this name."""
+    """Do nothing, in a worker that has loaded what the tasks share: the error of one that cannot has this name."""
