@@ -151,6 +151,31 @@ def mixing() -> dict[str, gw.Program]:
     return made
 
 
+def other_ranks_differ() -> dict[str, str]:
+    """Return the errors of divisions and runs where the ranks have other weights, other structure, other arguments."""
+
+    def of(seed: int) -> gw.Program:
+        gw.manual_seed(seed)
+        return gw.trace(gw.nn.Sequential(gw.nn.Linear(6, 12), gw.nn.ReLU(), gw.nn.Linear(12, 4)), np.ones((2, 6), "f4"))
+
+    def divide(p: gw.Program, ranks: int | None = None) -> None:
+        with p.edit("divide") as e:
+            distributed.tensor_parallel(e, p.select("*"), ranks)
+
+    rank, x = distributed.rank(), np.ones((2, 6), "f4")
+    found = {"weights": refusal(lambda: divide(of(rank))), "arguments": refusal(lambda: divide(of(0), 1 + rank))}
+    p = of(0)
+    divide(p)
+    planned = p.compile(x=(2, 6))
+    assert np.isfinite(planned(x=x)["out"].to_numpy()).all()
+    if rank == 1:
+        with p.edit("on one rank") as e:
+            e.insert(p.in_edges(p.output("out").node)[0], "tanh")
+    found |= {"eager": refusal(lambda: p.run(x=x)), "planned": refusal(lambda: p.compile(x=(2, 6))(x=x))}
+    found["adopted"] = refusal(lambda: planned(x=x))
+    return found
+
+
 def refused() -> dict[str, str]:
     """Return the errors of divisions that cannot be made."""
     found = {}
@@ -173,6 +198,7 @@ def refused() -> dict[str, str]:
         except GraphwrightError as error:
             found[name] = f"{type(error).__name__}: {error}"
     found["hash"] = str(p.hash() == before)
+    found |= other_ranks_differ()
     with p.edit("divide") as e:
         distributed.tensor_parallel(e, p.select("layers.*"))
     inputs = feeds(p)

@@ -54,6 +54,11 @@ def check(found: list[dict[str, Any]], ranks: int, state: Path) -> None:
         assert "cannot be edited" in facts["refused"]["inside"]
         assert "edited after it was divided" in facts["refused"]["later"]
         assert facts["refused"]["hash"] == "True"
+        differ = {name: facts["refused"][name] for name in ("weights", "eager", "planned", "adopted")}
+        assert all(text.startswith("ProgramsDiffer") for text in differ.values()), differ
+        assert "rank 1: weight 0.bias" in differ["weights"]
+        assert "rank 1: structure" in differ["eager"]
+        assert "rank 1: tensor_parallel with ranks=2" in facts["refused"]["arguments"]
     alone, together = divided_on_ranks.trained(4, 0.5, divide=False), [facts["trained"] for facts in found]
     assert all(one == together[0] for one in together)  # replicas have equal bits
     np.testing.assert_allclose(together[0]["losses"], alone["losses"], rtol=1e-5)

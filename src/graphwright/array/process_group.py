@@ -21,7 +21,16 @@ from typing import Any
 import torch
 import torch.distributed as torch_ranks
 
-from graphwright.array.world import CollectivesDiffer, InputsDiffer, RankLost, World, WrongWorld, enter, world
+from graphwright.array.world import (
+    CollectivesDiffer,
+    InputsDiffer,
+    ProgramsDiffer,
+    RankLost,
+    World,
+    WrongWorld,
+    enter,
+    world,
+)
 from graphwright.errors import UsageError
 
 _torch: Any = torch_ranks  # whose stubs lack the stores
@@ -151,31 +160,39 @@ class ProcessGroup:
         made = lambda: torch_ranks.broadcast(x, self.members[root], self._handle, async_op=True)  # noqa: E731
         return self._begin(what, sent, made)
 
-    def compare(self, calls: Sequence[str], what: str, *, label: str = "", inputs: int = 0) -> None:
-        """Compare what all ranks of the group are about to do: `what`, and collectives with their specs and options.
+    def compare(
+        self, what: str, *, programs: Sequence[str] = (), inputs: Sequence[str] = (), calls: Sequence[str] = (),
+        label: str = "",
+    ) -> None:  # fmt: skip
+        """Compare what all ranks of the group are about to do: `what`, and texts that must be equal on all of them.
 
         gloo ends the process if ranks call a collective with other sizes. Hashes are gathered, whose size is fixed;
         only where they differ are the texts exchanged.
 
         Args:
-            calls: texts, of which the first `inputs` describe inputs.
+            programs: hashes of structure and weights.
+            inputs: hashes of inputs.
+            calls: collectives with their specs and options.
             label: what errors of this rank name, by default `what`.
-        Raises: InputsDiffer, CollectivesDiffer, RankLost.
+        Raises: ProgramsDiffer, InputsDiffer or CollectivesDiffer with the first difference, in this order; RankLost.
         """
-        label = label or what
-        own = _digest("\n".join([what, *calls]))
+        label, texts = label or what, json.dumps([what, [*programs], [*inputs], [*calls]])
+        own = _digest(texts)
         found = torch.empty(self.ranks * own.numel(), dtype=torch.uint8)
         made = lambda: _all_gather(found, own, group=self._handle, async_op=True)  # noqa: E731
         self._begin(label, 0, made).wait()
         if bool((found.view(self.ranks, -1) == own).all()):
             return
-        texts = map(json.loads, self._exchanged(json.dumps([what, label, *calls]), label))
-        whats, labels, *rows = zip_longest(*texts, fillvalue="nothing")
-        at = next((i for i, row in enumerate(rows) if len({*row}) > 1), None)
-        if at is None or len({*whats}) > 1:  # without a difference, calls of several threads met
-            raise CollectivesDiffer(dict(zip(self.members, labels, strict=True)), label)
-        kind = InputsDiffer if at < inputs else CollectivesDiffer
-        raise kind(dict(zip(self.members, rows[at], strict=True)), label)
+        rows = [json.loads(text) for text in self._exchanged(json.dumps([label, texts]), label)]
+        labels, theirs = zip(*rows, strict=True)
+        whats, *kinds = zip(*map(json.loads, theirs), strict=True)
+        named = lambda texts: dict(zip(self.members, texts, strict=True))  # noqa: E731
+        if len({*whats}) == 1:
+            for error, sections in zip((ProgramsDiffer, InputsDiffer, CollectivesDiffer), kinds, strict=True):
+                for row in zip_longest(*sections, fillvalue="nothing"):
+                    if len({*row}) > 1:
+                        raise error(named(row), label)
+        raise CollectivesDiffer(named(labels), label)  # or, without a difference, calls of several threads met
 
     def send(self, x: torch.Tensor, to: int, spec: Any) -> None:
         """Send `x`, which has a spec, to rank `to`. Raises: CollectivesDiffer unless that waits for it; RankLost."""
@@ -276,7 +293,7 @@ class ProcessGroup:
     # -- small values by the store -----------------------------------------------------------------------------------
     def exchange(self, value: str, what: str) -> list[str]:
         """Return the values of all ranks, by rank. Raises: CollectivesDiffer unless all exchange `what`; RankLost."""
-        self.compare((), what)
+        self.compare(what)
         return self._exchanged(value, what)
 
     def _exchanged(self, value: str, what: str) -> list[str]:

@@ -46,6 +46,22 @@ class RankLost(ComputeError):
         super().__init__(what, where=collective, expected=expected, got=f"{rows}; {reason}", fix=fix)
 
 
+class ProgramsDiffer(UsageError):
+    """The ranks do not have the same program, or weights, where they must; nothing has run.
+
+    Attributes:
+        hashes: rank of the run -> what differs, and its hash.
+    """
+
+    def __init__(self, hashes: Mapping[int, str], where: str) -> None:
+        self.hashes = dict(hashes)
+        super().__init__(
+            "the ranks do not have the same program", where=where, expected="the same structure and weights",
+            got="; ".join(f"rank {r}: {text}" for r, text in sorted(hashes.items())),
+            fix="open the same model, or make it after gw.manual_seed with one seed, and edit it alike on all ranks",
+        )  # fmt: skip
+
+
 class CollectivesDiffer(UsageError):
     """The ranks run other collectives, or the same one with other shapes, dtypes or options; no value was exchanged.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphwright.array.world import CollectivesDiffer, InputsDiffer, RankLost, World, WrongWorld
+from graphwright.array.world import CollectivesDiffer, InputsDiffer, ProgramsDiffer, RankLost, World, WrongWorld
 from graphwright.distributed.collectives import (
     all_gather,
     all_reduce,
@@ -13,7 +13,7 @@ from graphwright.distributed.collectives import (
     reduce_scatter,
     send,
 )
-from graphwright.distributed.data_parallel import ProgramsDiffer, data_parallel
+from graphwright.distributed.data_parallel import data_parallel
 from graphwright.distributed.edits import EditRefused, sync_edits
 from graphwright.distributed.ranks import (
     barrier,

@@ -76,7 +76,7 @@ def _compared(name: str, x: Any, **attrs: Any) -> Tensor:
     x, group = as_tensor(x), joined(name).group
     if group is None or active_recorder.get() is not None:
         return _run(name, x, **attrs)
-    group.compare([described(name, [x.spec], attrs)], "a collective", label=name)
+    group.compare("a collective", calls=[described(name, [x.spec], attrs)], label=name)
     with group.running():
         return _run(name, x, **attrs)
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from graphwright.array import DType, float32
-from graphwright.array.world import CollectivesDiffer, World, joined, world
+from graphwright.array.world import World, joined, world
 from graphwright.autograd import Parameter, Tensor, Variable
 from graphwright.errors import UsageError, check_type
 from graphwright.files import blake2b_128
@@ -21,7 +20,7 @@ from graphwright.optim.exchange import Exchange
 from graphwright.optim.optimizer import Optimizer, wide
 from graphwright.optim.training_step import CompiledStep
 from graphwright.plan.options import ATEN
-from graphwright.program.axes.divide import DIVIDED, divided_weights
+from graphwright.program.axes.divide import common_structure, divided_weights
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -31,34 +30,13 @@ _LEAST, _MOST_BUCKETS = MB, 8
 """A model smaller than 8 buckets is divided into as many, of at least 1 MiB."""
 
 
-class ProgramsDiffer(UsageError):
-    """The ranks do not have the same program, or run other collectives.
-
-    Attributes:
-        hashes: the hash of each rank.
-    """
-
-    def __init__(self, what: str, hashes: Sequence[str]) -> None:
-        self.hashes = tuple(hashes)
-        got = ", ".join(f"rank {r} {h}" for r, h in enumerate(hashes))
-        super().__init__(what, where="distributed", expected="the same hash on all ranks", got=got,
-                         fix="open the same model and make the same edits on all ranks")  # fmt: skip
-
-
 def agree(value: str, what: str) -> None:
     """Compare a hash on all ranks; `what` says in the error what differs.
 
     Raises: ProgramsDiffer; CollectivesDiffer if a rank does something else, as after an edit on one rank; RankLost.
     """
-    group = world().group
-    if group is None:
-        return
-    try:
-        group.compare([value], f"comparison of {what}, as for a step that is traced")
-    except CollectivesDiffer as error:
-        if error.calls[group.rank] != value:
-            raise
-        raise ProgramsDiffer(f"the ranks have different {what}", [*error.calls.values()]) from None
+    if (group := world().group) is not None:
+        group.compare(f"comparison of {what}, as for a step that is traced", programs=[f"{what} {value}"])
 
 
 def buckets(members: Sequence[Parameter], most: int) -> list[list[Parameter]]:
@@ -116,8 +94,8 @@ class DataParallel(Exchange):
 
     def traced(self, source: Program) -> None:
         """Compare the program and the order of gradients with the other ranks; raises the errors of `agree`."""
-        agree(structure(source), "programs")
-        agree(blake2b_128(repr(self._sent).encode()), "orders of gradients")
+        agree(common_structure(source), "structure")
+        agree(blake2b_128(repr(self._sent).encode()), "order of gradients")
 
     def mean(self, loss: Tensor, skip: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the mean loss of all ranks, and whether a rank skips the update."""
@@ -221,7 +199,7 @@ def data_parallel(step: CompiledStep, *, bucket_mb: float = 25.0, shard_optimize
 
 def start_equal(step: CompiledStep) -> None:
     """Compare the program with that of the other ranks, and take the values of all variables from rank 0."""
-    agree(structure(step.source), "programs")
+    agree(common_structure(step.source), "structure")
     variables, _ = training_variables(step.source, step.optimizer, step.settings.scaler, step)
     local = local_variables(step.source)
     for p in [p for p in step.optimizer.state if id(p) in local]:
@@ -229,17 +207,6 @@ def start_equal(step: CompiledStep) -> None:
     described = [(name, repr(v.spec)) for name, v in variables.items() if id(v) not in local]
     agree(blake2b_128(repr(described).encode()), "parameters or optimizer states")
     _take_from_first(variables, local)
-
-
-def structure(p: Program) -> str:
-    """Return a hash that is equal on ranks with the same program, which may have different parts of divided weights."""
-    if not divided_weights(p):
-        return p.structure_hash()
-    found = blake2b(digest_size=16)
-    for node in p.order():
-        mark = p.attrs(node).get(DIVIDED)
-        found.update(repr((p.path(node), p.op(node), [p.path(v) for v in p.operands(node)], mark)).encode())
-    return found.hexdigest()
 
 
 def local_variables(p: Program) -> set[int]:

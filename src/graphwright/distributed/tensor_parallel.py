@@ -7,11 +7,12 @@ et al. 2019). Ranks may have different numbers of units. Undo gathers the units.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from graphwright.array.world import divide_ranks, world
+from graphwright.array.world import divide_ranks, joined, world
 from graphwright.errors import UsageError, check_type
 from graphwright.graph import NodeId
 from graphwright.ops import get, traits
@@ -75,17 +76,24 @@ def tensor_parallel(e: Transaction, selection: Selection, ranks: int | None = No
         selection: nodes; `p.select("layers.*")`.
         ranks: number of ranks that a copy of the model is divided among, by default all ranks of the run. With fewer,
             neighbouring ranks have a copy together, and each copy is fed its own batches. For 1 nothing is divided.
+    The ranks compare `ranks`, the structure and the weights; of weights that are still in a file, the first entries.
+
     Raises: WrongWorld if `ranks` does not divide the number of ranks of the run, or if the run divides models
-        otherwise already; UsageError if no axis can be divided, or if the program is divided already; RankLost.
+        otherwise already; ProgramsDiffer if the ranks of a copy have different programs; UsageError if no axis can be
+        divided, or if the program is divided already; CollectivesDiffer, RankLost.
     """
     p = e.program
     check_type("tensor_parallel, ranks", 1 if ranks is None else ranks, int, "a number of ranks, or None")
     if is_divided(p):
         raise UsageError("the program is divided already", where="tensor_parallel", expected="a whole program",
                          fix="p.undo(), and select all layers in one division")  # fmt: skip
-    count = divide_ranks(world().ranks if ranks is None else ranks).parts
+    wanted = joined("tensor_parallel").ranks if ranks is None else ranks
+    if (group := world().group) is not None:
+        group.compare("a division", calls=[f"tensor_parallel with ranks={wanted}"], label="tensor_parallel")
+    count = divide_ranks(wanted).parts
     if count == 1:
         return Division(1, world().copies, {}, ())
+    _compare_programs(p)
     found = p.axes()
     groups, whole = _divisible(found, set(selection.nodes), count)
     if not groups:
@@ -98,6 +106,18 @@ def tensor_parallel(e: Transaction, selection: Selection, ranks: int | None = No
     sums = [_join(e, node, count) for node in dict.fromkeys(n for group in groups for n in _sums(found, group))]
     e.do(divided(p, [Share(*item) for item in shares.items()], structure))  # last, so that undo begins by gathering
     return Division(count, world().copies, shares, tuple(map(p.path, sums)), tuple(whole))
+
+
+def _compare_programs(p: Program) -> None:
+    """Compare structure and weights with the other ranks of the copy. Raises: ProgramsDiffer, RankLost."""
+    group, weights, keys = world().model, p.weights, p.weight_keys()
+    if group is None:
+        return
+    unread = [key for key in keys if weights.unread(key)]
+    anywhere = {key for row in group.exchange(json.dumps(unread), "comparison of weights") for key in json.loads(row)}
+    weights.note_digests(key for key in keys if key not in anywhere and weights.known_reference(key) is None)
+    values = [f"weight {key} {weights.sample(key) if key in anywhere else weights.reference(key)}" for key in keys]
+    group.compare("a division", programs=[f"structure {p.structure_hash()}", *values], label="tensor_parallel")
 
 
 def _sums(found: Axes, group: AxisGroup) -> list[NodeId]:

@@ -1,19 +1,20 @@
 """What ranks compare before each run of a program with collectives, so that a difference is an error on all of them.
 
-A group of ranks compares its collectives in their order; the ranks of a divided model also compare their inputs.
+A group of ranks compares its collectives in their order; the ranks of a divided model also compare their inputs and the
+structure of their programs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from graphwright.array import NDArray
 from graphwright.array.spec import Spec
 from graphwright.array.world import described, group_of, world
 from graphwright.ops import traits
+from graphwright.program.axes.divide import common_structure, is_divided
 from graphwright.program.weights import array_digest
 
 if TYPE_CHECKING:
@@ -23,18 +24,20 @@ if TYPE_CHECKING:
 
 
 class RunComparison:
-    """The collectives of a program or plan.
+    """What a program or plan has in common on all ranks.
 
     Args:
-        name: of the program.
+        p: the program.
         nodes: (op, specs of operands, specs of results, attributes), in the order of execution.
 
     Attributes:
+        structure: hash of the structure of a divided program, "" for others, of which collectives alone must agree.
         calls: (number of ranks, group) -> its collectives, as texts.
     """
 
-    def __init__(self, name: str, nodes: Iterable[tuple[str, list[Spec], list[Spec], Mapping[str, Any]]]) -> None:
-        self.name, self.calls = name, dict[tuple[int, str], list[str]]()
+    def __init__(self, p: Program, nodes: Iterable[tuple[str, list[Spec], list[Spec], Mapping[str, Any]]]) -> None:
+        self.name, self.calls = p.name, dict[tuple[int, str], list[str]]()
+        self.structure = f"structure {common_structure(p)}" if is_divided(p) else ""
         for op, ins, outs, attrs in nodes:
             row = traits(op)
             if not row.collective or row.waits:
@@ -47,7 +50,7 @@ class RunComparison:
     def before(self, inputs: Mapping[str, NDArray]) -> Iterator[None]:
         """Compare with the other ranks before a run, which is the block.
 
-        Raises: WrongWorld, InputsDiffer, CollectivesDiffer, RankLost.
+        Raises: WrongWorld, ProgramsDiffer, InputsDiffer, CollectivesDiffer, RankLost.
         """
         self._compare(inputs)
         group = world().group if self.calls else None
@@ -58,9 +61,13 @@ class RunComparison:
         for (ranks, group), calls in self.calls.items():
             if (others := group_of(ranks, group)) is None:
                 continue
-            fed = [f"{k}: {x.spec} {array_digest(x)[:12]}" for k, x in inputs.items()] if group == "model" else []
-            if fed or calls:
-                others.compare([*chain(fed, calls)], "the start", label=f"the start of {self.name}", inputs=len(fed))
+            fed, programs = list[str](), list[str]()
+            if group == "model":
+                fed = [f"{k}: {x.spec} {array_digest(x)[:12]}" for k, x in inputs.items()]
+                programs = [self.structure] if self.structure else []
+            if fed or calls or programs:
+                label = f"the start of {self.name}"
+                others.compare("the start", programs=programs, inputs=fed, calls=calls, label=label)
 
 
 def compared(
@@ -72,4 +79,4 @@ def compared(
     ordered = [n for n in p.order() if n in found]
     bound = {n: ([p.spec(v).bind(dims) for v in p.operands(n)], [s.bind(dims) for s in p.specs(n)]) for n in ordered}
     arrays: dict[str, Any] = {name: x.data for name, x in inputs.items()}
-    return RunComparison(p.name, ((p.op(n), *bound[n], p.attrs(n)) for n in ordered)).before(arrays)
+    return RunComparison(p, ((p.op(n), *bound[n], p.attrs(n)) for n in ordered)).before(arrays)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _INLINE = 4096
 """Largest number of integers that a journal line contains itself, for small lookup tables."""
 _SAMPLE = 1024
-"""Number of entries of a slice that are hashed into its reference."""
+"""Number of entries of a weight in a file that are hashed in place of all of them."""
 SOURCE = "source"
 """The reference of a weight that is unread in an opened file."""
 
@@ -63,6 +63,10 @@ class Promises(WeakKeyDictionary[NDArray, Promise]):
 def array_digest(array: NDArray) -> str:
     """Return the BLAKE2b-128 of the spec and the bytes of an array."""
     return digest_of(array.spec, array.to_numpy(bits=True) if array.contiguous and array.size else array.tobytes())
+
+
+def _first_entries(array: NDArray) -> Any:
+    return flat_bytes(np.ascontiguousarray(array.to_numpy(bits=True).reshape(-1)[:_SAMPLE]))
 
 
 def digest_of(spec: Spec, content: Any) -> str:
@@ -225,8 +229,18 @@ class Weights(Mapping[str, Variable]):
         name = blake2b(promise.reference.encode(), digest_size=16)
         for dim, old in sorted(dims.items()):
             name.update(f"\n{dim} {len(old)} ".encode() + np.ascontiguousarray(old, "<i8").tobytes())
-        name.update(flat_bytes(np.ascontiguousarray(array.to_numpy(bits=True).reshape(-1)[:_SAMPLE])))
+        name.update(_first_entries(array))
         self.promises[array] = Promise(None, f"slice {name.hexdigest()}", array.storage.version)
+
+    def unread(self, key: str) -> bool:
+        """Return whether a weight is in a file, unread, which does not state its digest."""
+        promise = self.promise_of(self.array(key))
+        return promise is not None and promise.digest is None
+
+    def sample(self, key: str) -> str:
+        """Return a digest of spec and first entries of a weight, which differ between checkpoints."""
+        array = self.array(key)
+        return digest_of(array.spec, _first_entries(array))
 
     def promise_of(self, array: NDArray) -> Promise | None:
         """Return the facts known about an unread array; None if there are none, or its memory was written since."""

@@ -61,7 +61,7 @@ def _compare(name: str, text: str, attrs: Attrs) -> None:
     """Compare a call with the other ranks, except in a run that was compared."""
     group = group_of(attrs["ranks"], attrs["group"])
     if group is not None and not group.whole.compared:
-        group.compare([text], "a collective", label=name)
+        group.compare("a collective", calls=[text], label=name)
 
 
 @_together("all_reduce", widen=True)

@@ -251,7 +251,7 @@ class Executable:
         if self._comparison is None:
             specs = lambda slots: [self.plan.buffer_layout.tables.slots[s].spec for s in slots]  # noqa: E731
             found = ((i.op, specs(i.ins), specs(i.outs), i.attrs) for i in self.plan.instrs)
-            self._comparison = RunComparison(self.plan.program.name, found)
+            self._comparison = RunComparison(self.plan.program, found)
         return self._comparison.before(dict(zip(self.plan.inputs, map(as_array, arrays), strict=True)))
 
     def _run_slice(self, part: PlanSlice) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -311,6 +312,18 @@ def divided_weights(p: Program) -> frozenset[str]:
 def is_divided(p: Program) -> bool:
     """Return whether units of the program are on other ranks."""
     return bool(divided_weights(p))
+
+
+def common_structure(p: Program) -> str:
+    """Return a hash that is equal on ranks with the same program, which may have different parts of divided weights."""
+    if not is_divided(p):
+        return p.structure_hash()
+    found = blake2b(digest_size=16)
+    for node in p.order():
+        attrs = p.attrs(node)  # whole numbers among them may be sizes of a part
+        common = {name: v for name, v in attrs.items() if isinstance(v, bool | float | str) or name == DIVIDED}
+        found.update(repr((p.path(node), p.op(node), [p.path(v) for v in p.operands(node)], common)).encode())
+    return found.hexdigest()
 
 
 _VALUES = (SetWeight, Annotation)
