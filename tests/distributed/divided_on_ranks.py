@@ -94,10 +94,20 @@ def modules() -> dict[str, Any]:
     convs = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 5, 3, padding=1), nn.ReLU(), nn.Conv2d(5, 4, 1)
     )
+    groups = nn.Sequential(
+        nn.Conv2d(3, 12, 3),
+        nn.GroupNorm(3, 12),
+        nn.ReLU(),
+        nn.Conv2d(12, 15, 3, groups=3),
+        nn.ReLU(),
+        nn.Conv2d(15, 4, 1),
+    )
     layer = nn.TransformerEncoderLayer(24, 4, 32, batch_first=True, dropout=0.0).eval()
     for name, module, example in (
         ("chain", chain, torch.randn(3, 6)),
         ("convs", convs, torch.randn(2, 3, 6, 6)),
+        ("groups", groups, torch.randn(2, 3, 6, 6)),
+        ("slopes", attention_with_slopes(), torch.randn(2, 5, 12)),
         ("layer", layer, torch.randn(2, 5, 24)),
     ):
         p = gw.from_torch(module.eval(), (example,))
@@ -111,6 +121,28 @@ def modules() -> dict[str, Any]:
     given = {"x": rng.normal(size=(8, 6)).astype("f4"), "offsets": np.array([0, 3, 3, 8])}
     found["grouped"] = close_to(b.build(), given)
     return found
+
+
+def attention_with_slopes() -> Any:
+    """Return two layers of attention written as products, with a slope for each of their 4 heads (ALiBi)."""
+    import torch
+    from torch import nn
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.slopes = nn.Buffer(0.5 ** torch.arange(1.0, 5.0)[:, None, None])
+            self.qkv = nn.ModuleList(nn.Linear(12, 3 * 4 * 3) for _ in range(2))
+            self.out = nn.ModuleList(nn.Linear(12, 12) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for qkv, out in zip(self.qkv, self.out, strict=True):
+                q, k, v = qkv(x).unflatten(-1, (4, 3, 3)).permute(3, 0, 2, 1, 4)
+                scores = q @ k.mT + self.slopes * torch.arange(x.shape[1])
+                x = x + out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+            return x
+
+    return Layers()
 
 
 def pruned() -> dict[str, Any]:

@@ -34,13 +34,17 @@ def check(found: list[dict[str, Any]], ranks: int, state: Path) -> None:
             assert one["same"], name
             assert all(len(units) == ranks and min(units) > 0 for units in one["axes"].values()), name
         assert sorted(map(sum, facts["modules"]["grouped"]["axes"].values())) == [10]
-        assert "whole on every rank: 2.weight depends on pairs" in facts["modules"]["chain"]["text"]
+        assert [sum(units) for units in facts["modules"]["groups"]["axes"].values()] == [3]
+        assert {sum(units) for units in facts["modules"]["slopes"]["axes"].values()} == {4}  # heads, not their 3 values
+        text = "whole on every rank: 2.neurons: 2.weight depends on pairs of units, of 2.neurons and 0.neurons"
+        assert text in facts["modules"]["chain"]["text"]
         assert "whole on every rank" not in facts["pruned"]["text"]
         experts = [f"layers.3.mlp.experts.{i}.neurons" for i in range(3)]
         assert [sum(facts["mixture"]["axes"][name]) for name in experts] == [512, 505, 512]
         assert facts["mixture"]["few"] == [name for name in facts["mixture"]["axes"] if name not in experts]
         assert facts["refused"]["ranks"].startswith("WrongWorld")
         assert facts["refused"]["none"].startswith("WrongWorld")
+        assert "ranks=None" in facts["refused"]["none"]
         assert facts["refused"]["nothing"].startswith("UsageError")
         parts = {"again": "already", "alone": "data_parallel(step)", "matrices": "Muon", "export": "gathered"}
         for name, text in parts.items():

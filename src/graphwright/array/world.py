@@ -197,7 +197,8 @@ def divide_ranks(parts: int) -> World:
         raise WrongWorld("a model cannot be divided among so many ranks of the run", where="tensor_parallel",
                          expected="a divisor of the number of ranks, the same for all models of the run",
                          got=f"{parts} of {here.ranks} ranks{divided}",
-                         fix=f"torchrun --nproc-per-node {parts} ..., and gw.distributed.setup()")  # fmt: skip
+                         fix=f"torchrun --nproc-per-node {parts} ..., and gw.distributed.setup()" if parts > 0 else
+                         "ranks=None for all ranks of the run")  # fmt: skip
     if here.parts != parts and here.group is not None:
         model, data = here.group.divided(parts)
         enter(replace(here, parts=parts, model=model, data=data))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from graphwright.program.axes.axes import Axes, AxisGroup
     from graphwright.program.editing.transaction import Transaction
 
-_KINDS = ("heads", "kv_groups", "neurons", "queries", "experts", "channels")
+_KINDS = ("heads", "kv_groups", "neurons", "queries", "experts", "channels", "channel_groups", "units")
 """Kinds of units that are divided, the most wanted first."""
 
 
@@ -121,7 +121,14 @@ def _compare_programs(p: Program) -> None:
 
 
 def _sums(found: Axes, group: AxisGroup) -> list[NodeId]:
-    return list(dict.fromkeys(node for atom in group.atoms for node, _ in found.solution.notes[atom].summed))
+    """Return the nodes that sum over the units of an axis."""
+    notes = found.solution.notes
+    return list(dict.fromkeys(node for a in group.atoms if a in notes for node, _ in notes[a].summed))
+
+
+def _weights(group: AxisGroup) -> set[str]:
+    """Return the keys of the weights along an axis."""
+    return {member.key for member in group.members if member.key is not None}
 
 
 def _divisible(found: Axes, inside: set[NodeId], ranks: int) -> tuple[list[AxisGroup], list[str]]:
@@ -129,43 +136,51 @@ def _divisible(found: Axes, inside: set[NodeId], ranks: int) -> tuple[list[AxisG
     reasons, joined = dict[NodeId, str](), set[NodeId]()
     chosen: list[AxisGroup] = []
     busy = {atom for row in (*found.solution.lookups, *found.solution.groups) for atom in atoms(resolve(row.axis))}
-    for together in _candidates(found):
+    for together, wrong in _candidates(found):
         sums = {node for group in together for node in _sums(found, group)}
-        if not sums or not inside >= sums or joined & sums or any(group.ends for group in together):
+        if not inside >= sums or joined & sums:
             continue
         others = [atom for group in (*chosen, *together) for atom in group.atoms]
-        why = next(filter(None, (_fixed(group, busy) for group in together)), "")
-        why = why or next(filter(None, (obstacle(found, group.atoms[0], others) for group in together)), "")
-        least = min(together, key=lambda group: group.size)
-        why = why or (f"{least.name} has {least.size} units" if least.size < ranks else "")
-        if why:
-            reasons |= {node: why for node in sums if node not in reasons}
+        if why := wrong or next(filter(None, (_whole(found, group, busy, others, ranks) for group in together)), ""):
+            if any(len(_weights(group)) > 1 for group in together):  # else nobody expects it
+                reasons |= {node: why for node in sums if node not in reasons}
             continue
         chosen += together
         joined |= sums
     return chosen, list(dict.fromkeys(text for node, text in reasons.items() if node not in joined))
 
 
-def _fixed(group: AxisGroup, busy: set[Atom]) -> str:
-    """Return why units of an axis depend on each other, or cannot be apart; "" if they are independent."""
-    why = next(iter((*group.frozen, *group.mixed)), "units are found by their index" if busy & {*group.atoms} else "")
+def _whole(found: Axes, group: AxisGroup, busy: set[Atom], others: Sequence[Atom], ranks: int) -> str:
+    """Return the name of an axis and why its units cannot be on several ranks; "" if they can.
+
+    Args:
+        busy: atoms that tables of indices or groups of operands count.
+        others: atoms that are divided, too.
+    """
+    why = next(iter((*group.ends, *group.frozen, *group.mixed)), "")
+    why = why or ("a table or an op counts its units by their index" if busy & {*group.atoms} else "")
+    why = why or obstacle(found, group.atoms[0], others)
+    why = why or (f"{group.size} units for {ranks} ranks" if group.size < ranks else "")
     return why and f"{group.name}: {why}"
 
 
-def _candidates(found: Axes) -> Iterator[list[AxisGroup]]:
-    """Yield axes whose units have parts of a sum, with those that must be divided with them, the most wanted first.
+def _candidates(found: Axes) -> Iterator[tuple[list[AxisGroup], str]]:
+    """Yield axes whose units are summed, with those that must be divided with them, and why they cannot be, or "".
 
-    All experts of a mixture are divided by their neurons, or none is, since its result is one sum of all of them.
+    Those with the fewest sums for a weight come first, then the most wanted kinds. All experts of a mixture are divided
+    by their neurons, or none is, since its result is one sum of all of them.
     """
     p = found.program
     mixtures: dict[NodeId, list[AxisGroup]] = {}
-    for group in (g for kind in _KINDS for g in found.values() if g.kind == kind and len(g.atoms) == 1):
+    single = [group for group in found.values() if len(group.atoms) == 1 and _sums(found, group)]
+    wanted = [group for kind in _KINDS for group in single if group.kind == kind]
+    for group in sorted(wanted, key=lambda g: len(_sums(found, g)) / max(len(_weights(g)), 1)):
         sums = found.solution.notes[group.atoms[0]].summed
         inside = {node for node, _ in sums if traits(p.op(node)).mixture}
-        if not all(_sums_parts(p, node, ends) for node, ends in sums):
-            continue
-        if not inside:
-            yield [group]
+        if others := [node for node, ends in sums if not _sums_parts(p, node, ends)]:
+            yield [group], f"{group.name}: {p.path(others[0])} ({p.op(others[0])}) is more than a sum over its units"
+        elif not inside:
+            yield [group], ""
         elif {node for node, _ in sums} == inside and len(inside) == 1:
             mixtures.setdefault(inside.pop(), []).append(group)
     for node, groups in mixtures.items():
@@ -173,7 +188,7 @@ def _candidates(found: Axes) -> Iterator[list[AxisGroup]]:
         parts = {(port - first) // width for g in groups for at, ends in found.solution.notes[g.atoms[0]].summed
                  for port, _ in ends if at == node}  # fmt: skip
         if parts == {(p.edge_port(x) - first) // width for x in p.in_edges(node) if p.edge_port(x) >= first}:
-            yield groups
+            yield groups, ""
 
 
 def _experts(p: Program, node: NodeId) -> tuple[int, int]:

@@ -280,19 +280,20 @@ def obstacle(found: Axes, atom: Atom, others: Collection[Atom] = ()) -> str:
     divided = {atom, *others}
     for member in found.members_of(atom):
         terms = found.solution.dims[member.value]
-        if sum(_factors(term, divided) for term in terms) > 1:
-            return f"{member.path} depends on pairs of units"
+        if len(units := [found.names[a] for term in terms for a in _factors(term, divided)]) > 1:
+            return f"{member.path} depends on pairs of units, of {' and '.join(units)}"
         if member.key is not None and not _covers(terms[member.dim], divided):
             return f"{member} has other entries beside those of the units"
     return ""
 
 
-def _factors(term: Term, divided: Collection[Atom]) -> int:
-    """Return how many factors of a term are divided."""
+def _factors(term: Term, divided: Collection[Atom]) -> list[Atom]:
+    """Return the divided factors of a term; of a concatenation, those of the part that has most."""
     if isinstance(term, Atom):
-        return int(term in divided)
-    parts = [_factors(t, divided) for t in (term.factors if isinstance(term, Product) else term.parts)]
-    return sum(parts) if isinstance(term, Product) else max(parts)
+        return [term] if term in divided else []
+    if isinstance(term, Product):
+        return [atom for factor in term.factors for atom in _factors(factor, divided)]
+    return max((_factors(part, divided) for part in term.parts), key=len)
 
 
 def _covers(term: Term, divided: Collection[Atom]) -> bool:
