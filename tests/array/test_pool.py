@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -205,8 +206,9 @@ def test_out_of_memory_reports_usage_and_changes_nothing() -> None:
         pool.alloc(2 * MIB)
     pool.set_limit(1.0)
     pool.free(pool.alloc(2 * MIB))
-    with pytest.raises(UsageError):
-        pool.set_limit(-1)
+    for wrong in (-1, float("inf"), float("nan"), "2 GiB"):
+        with pytest.raises(UsageError, match="invalid memory limit"):
+            pool.set_limit(cast(Any, wrong))
     for b in kept:
         pool.free(b)
 

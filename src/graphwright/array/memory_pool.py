@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple, Protocol, Unpack
 
 import numpy as np
@@ -304,8 +305,8 @@ class MemoryPool:
         if limit is None:
             self.limit = None
             return
-        if not limit >= 0:
-            raise _wrong_limit(limit)
+        if not isinstance(limit, int | float) or not 0 <= limit < inf:
+            raise _wrong_limit(repr(limit))
         self.limit = int(limit * self.driver.mem_info()[1]) if isinstance(limit, float) and limit <= 1 else int(limit)
 
     def reset_peak(self) -> None:

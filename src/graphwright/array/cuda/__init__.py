@@ -89,7 +89,9 @@ def empty_cache(device: AnyDevice = None) -> int:
 def set_memory_limit(limit: float | None, device: AnyDevice = None) -> None:
     """Limit the memory of a device's pool: bytes, a fraction (float <= 1) of all memory, or None for no limit.
 
-    The variable GRAPHWRIGHT_CUDA_LIMIT is the limit at the start. Raises: UsageError if it is negative.
+    The variable GRAPHWRIGHT_CUDA_LIMIT is the limit at the start.
+
+    Raises: UsageError if it is negative, infinite or no number.
     """
     _backend(device).pool.set_limit(limit)
 

@@ -17,7 +17,11 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
 from graphwright.array.triton.kernel import Launch
+from graphwright.errors import UsageError
 from graphwright.report import Report
+
+_OLDEST = 75
+"""The oldest compute capability for which Triton compiles."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,11 @@ def compile_launch(launch: Launch, capability: int = 90) -> Compiled:
     Args:
         launch: it may be bound to tensors of any device.
         capability: compute capability of the GPU, 10·major + minor.
+    Raises: UsageError for GPUs before 7.5, for which LLVM ends the process.
     """
+    if capability < _OLDEST:
+        raise UsageError("Triton does not compile for this compute capability", where="compile_launch",
+                         expected=f">= {_OLDEST}", got=capability, fix="90 for an H100 or H200")  # fmt: skip
     form = _Form(launch, capability)
     source = ASTSource(launch.function, form.signature, form.constants, form.attributes)
     made: Any = triton.compile(source, target=form.target, options=form.options.__dict__)

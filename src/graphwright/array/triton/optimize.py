@@ -132,7 +132,7 @@ def adam_entries(
         root = new_v
         if AMSGRAD:
             largest = tl.load(_at(table, 4, parameters, index, like, ALIGNED) + at, mask=inside, other=0.0).to(kind)
-            root = tl.maximum(largest, new_v)
+            root = tl.maximum(largest, new_v, propagate_nan=tl.PropagateNan.ALL)
             to = _at(table, RESULTS + 3, parameters, index, like, ALIGNED)
             tl.store(to + at, tl.where(kept, largest, root), mask=inside)
         new_p = shrunk - rate * new_m / (tl.sqrt(root) * scale + tl.full([], eps, kind))
