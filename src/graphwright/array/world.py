@@ -58,7 +58,7 @@ class ProgramsDiffer(UsageError):
         super().__init__(
             "the ranks do not have the same program", where=where, expected="the same structure and weights",
             got="; ".join(f"rank {r}: {text}" for r, text in sorted(hashes.items())),
-            fix="open the same model, or make it after gw.manual_seed with one seed, and edit it alike on all ranks",
+            fix="open the same model, or make it after gw.manual_seed with one seed, and make equal edits on all ranks",
         )  # fmt: skip
 
 

@@ -197,7 +197,7 @@ def device_of(x: TensorBase) -> Device:
 
 
 def _of_trace(x: TensorBase) -> bool:
-    """Return whether x is a variable that the running trace reads anew in each run."""
+    """Return whether x is a variable that the running trace reads again in each run."""
     return x.is_variable and active_recorder.get() is not None
 
 

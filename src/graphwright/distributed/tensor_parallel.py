@@ -142,7 +142,7 @@ def _divisible(found: Axes, inside: set[NodeId], ranks: int) -> tuple[list[AxisG
             continue
         others = [atom for group in (*chosen, *together) for atom in group.atoms]
         if why := wrong or next(filter(None, (_whole(found, group, busy, others, ranks) for group in together)), ""):
-            if any(len(_weights(group)) > 1 for group in together):  # else nobody expects it
+            if any(len(_weights(group)) > 1 for group in together):  # an axis of one weight is not reported
                 reasons |= {node: why for node in sums if node not in reasons}
             continue
         chosen += together
