@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import product
+from itertools import chain, product
 from math import inf
 from random import Random
 from typing import Any
@@ -210,9 +210,13 @@ def attention(deep: bool) -> Cases:
         ("everything", {"window": 30, "softcap": 1.5, "optional": extra}),
     )  # fmt: skip
     sizes = ((1, 1), (1, 40), (33, 33), (17, 50), (40, 17), (0, 5))
-    for (name, given), (queries, keys), (d, dv), (heads, groups), dtype in combinations(
+    shaped = combinations(
         deep, variants, sizes, ((16, 16), (20, 7), (64, 64)), ((2, 1), (3, 3), (4, 2)), (F32, BF16, F16)
-    ):
+    )
+    odd = combinations(
+        deep, (variants[2], variants[-1]), sizes[1:3], ((72, 33), (33, 100), (130, 130)), ((4, 2),), (BF16, F16)
+    )
+    for (name, given), (queries, keys), (d, dv), (heads, groups), dtype in chain(shaped, odd):
         attrs = {**none, **given}
         q, k, v = (drawn(2, h, t, w, dtype=dtype, seed=10 + n) for n, (h, t, w) in enumerate((
             (heads, queries, d), (groups, keys, d), (groups, keys, dv))))  # fmt: skip
@@ -401,6 +405,11 @@ def paged(deep: bool) -> Cases:
         attrs = {"scale": 0.3, "window": window, "softcap": softcap}
         label = f"{queries} {window} {softcap} {sinks} {dtype}"
         yield f"sdpa_paged {label}", Case("sdpa_paged", [q, k, v, table, lengths, *more], attrs, "odd", limit)
+    for width, queries in combinations(deep, (72, 100, 130), (1, 27)):
+        q, k = drawn(3, 4, queries, width, dtype=BF16), drawn(7, 2, 16, width, dtype=BF16, seed=1)
+        attrs = {"scale": 0.1, "window": 5, "softcap": 0.8}
+        ins = [q, k, k, table, lengths]
+        yield f"sdpa_paged {queries} of heads of {width}", Case("sdpa_paged", ins, attrs, "odd", 2.0**-6)
     for dtype, kept in ((F32, BF16), (F16, F32), (BF16, F16)):  # products are in float32
         q, k = drawn(2, 4, 3, 20, dtype=dtype), drawn(7, 2, 16, 20, dtype=kept)
         ins = [q, k, k, table[:2], lengths[:2]]

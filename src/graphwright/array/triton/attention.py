@@ -22,7 +22,7 @@ from graphwright.array.spec import Spec
 from graphwright.array.triton.block_attention import product
 from graphwright.array.triton.kernel import ALL_REGISTERS, Launch, compiled, kernel, one_float
 from graphwright.array.triton.launch import padded
-from graphwright.array.triton.rows import multiple, narrow, number, tanh, wide
+from graphwright.array.triton.rows import all_aligned, multiple, narrow, number, tanh, wide
 
 LOWEST = tl.constexpr(float("-inf"))
 
@@ -285,30 +285,46 @@ class Tiles(NamedTuple):
 
 FEW = 16
 """Rows of the tiles for up to so many queries of a group, as in decoding."""
-TILES: dict[str, dict[tuple[int, int, bool], Tiles]] = {
+TILES: dict[str, dict[tuple[int, int, bool, bool], Tiles]] = {
     "attend": {
-        (2, 64, False): Tiles(128, 64, 8, 3), (2, 64, True): Tiles(64, 64, 8, 2),
-        (2, 128, False): Tiles(128, 32, 8, 3), (2, 128, True): Tiles(64, 32, 8, 2),
-        (2, 256, False): Tiles(64, 32, 8, 2), (2, 256, True): Tiles(32, 32, 8, 2),
-        (4, 64, False): Tiles(32, 32, 8, 2), (4, 64, True): Tiles(32, 32, 8, 2),
-        (4, 128, False): Tiles(32, 32, 8, 2), (4, 128, True): Tiles(16, 32, 4, 1),
+        (2, 64, False, True): Tiles(128, 64, 8, 3), (2, 64, True, True): Tiles(64, 64, 8, 2),
+        (2, 128, False, True): Tiles(128, 32, 8, 3), (2, 128, True, True): Tiles(64, 32, 8, 2),
+        (2, 256, False, True): Tiles(64, 32, 8, 2), (2, 256, True, True): Tiles(32, 32, 8, 2),
+        (4, 64, False, True): Tiles(32, 32, 8, 2), (4, 64, True, True): Tiles(32, 32, 8, 2),
+        (4, 128, False, True): Tiles(32, 32, 8, 2), (4, 128, True, True): Tiles(16, 32, 4, 1),
+        (2, 64, False, False): Tiles(64, 32, 8, 1), (2, 64, True, False): Tiles(32, 64, 8, 1),
+        (2, 128, False, False): Tiles(32, 32, 8, 1), (2, 128, True, False): Tiles(16, 32, 8, 1),
+        (2, 256, False, False): Tiles(16, 16, 8, 1), (2, 256, True, False): Tiles(16, 16, 8, 1),
+        (4, 64, False, False): Tiles(32, 32, 8, 1), (4, 64, True, False): Tiles(32, 32, 8, 1),
+        (4, 128, False, False): Tiles(16, 32, 8, 1), (4, 128, True, False): Tiles(16, 32, 8, 1),
     },
     "attend_slopes": {
-        (2, 64, False): Tiles(64, 64, 4, 2), (2, 64, True): Tiles(64, 32, 8, 2),
-        (2, 128, False): Tiles(64, 64, 8, 2), (2, 128, True): Tiles(64, 32, 8, 2),
-        (2, 256, False): Tiles(32, 64, 8, 2), (2, 256, True): Tiles(16, 32, 4, 2),
-        (4, 64, False): Tiles(16, 32, 4, 1), (4, 64, True): Tiles(16, 32, 4, 1),
-        (4, 128, False): Tiles(16, 16, 8, 1),
+        (2, 64, False, True): Tiles(64, 64, 4, 2), (2, 64, True, True): Tiles(64, 32, 8, 2),
+        (2, 128, False, True): Tiles(64, 64, 8, 2), (2, 128, True, True): Tiles(64, 32, 8, 2),
+        (2, 256, False, True): Tiles(32, 64, 8, 2), (2, 256, True, True): Tiles(16, 32, 4, 2),
+        (4, 64, False, True): Tiles(16, 32, 4, 1), (4, 64, True, True): Tiles(16, 32, 4, 1),
+        (4, 128, False, True): Tiles(16, 16, 8, 1),
+        (2, 64, False, False): Tiles(64, 64, 8, 1), (2, 64, True, False): Tiles(32, 32, 8, 1),
+        (2, 128, False, False): Tiles(32, 32, 8, 1), (2, 128, True, False): Tiles(16, 32, 8, 1),
+        (2, 256, False, False): Tiles(16, 16, 8, 1), (2, 256, True, False): Tiles(16, 16, 8, 1),
+        (4, 64, False, False): Tiles(16, 32, 8, 1), (4, 64, True, False): Tiles(16, 32, 8, 1),
     },
     "key_slopes": {
-        (2, 64, False): Tiles(32, 64, 8, 2), (2, 64, True): Tiles(32, 32, 4, 2),
-        (2, 128, False): Tiles(32, 64, 8, 2), (2, 128, True): Tiles(32, 32, 4, 2),
-        (2, 256, False): Tiles(32, 32, 8, 1), (2, 256, True): Tiles(16, 32, 8, 1),
-        (4, 64, False): Tiles(16, 32, 8, 1), (4, 64, True): Tiles(16, 16, 4, 1),
-        (4, 128, False): Tiles(16, 16, 8, 1),
+        (2, 64, False, True): Tiles(32, 64, 8, 2), (2, 64, True, True): Tiles(32, 32, 4, 2),
+        (2, 128, False, True): Tiles(32, 64, 8, 2), (2, 128, True, True): Tiles(32, 32, 4, 2),
+        (2, 256, False, True): Tiles(32, 32, 8, 1), (2, 256, True, True): Tiles(16, 32, 8, 1),
+        (4, 64, False, True): Tiles(16, 32, 8, 1), (4, 64, True, True): Tiles(16, 16, 4, 1),
+        (4, 128, False, True): Tiles(16, 16, 8, 1),
+        (2, 64, False, False): Tiles(32, 32, 8, 1), (2, 64, True, False): Tiles(32, 32, 8, 1),
+        (2, 128, False, False): Tiles(32, 64, 8, 1), (2, 128, True, False): Tiles(16, 32, 8, 1),
+        (2, 256, False, False): Tiles(16, 32, 8, 1), (2, 256, True, False): Tiles(16, 16, 8, 1),
+        (4, 64, False, False): Tiles(16, 32, 8, 1), (4, 64, True, False): Tiles(16, 16, 8, 1),
     },
 }  # fmt: skip
-"""Kernel -> (bytes of an element, least width, with a bias or softcap) -> the largest tiles that spill no registers."""
+"""Kernel -> (bytes of an element, least width, with a bias or softcap, aligned) -> the largest tiles without spills.
+
+Where sizes and strides are not aligned, each element has an address of its own in registers.
+"""
 
 
 class _Bound:
@@ -333,12 +349,12 @@ class _Bound:
             spread = bias.expand(batch, heads, queries, self.keys)
             of_bias = [step if n > 1 else 0 for n, step in zip(spread.shape, spread.stride(), strict=True)]
         self.numbers = (window or 0, attrs["scale"], 1.0 if cap is None else cap, *strides, *of_bias)
-        self.form = _form(self.q, self.v, attrs)
+        self.form = _form(*ins[:3], attrs)
         self.constants: dict[str, Any] = {
             "D": padded(width), "DV": padded(value_width), "CAUSAL": attrs["causal"], "WINDOW": window is not None,
             "SOFTCAP": cap is not None, "PADDING": key_mask is not None, "START": start is not None,
             "BIAS": 0 if bias is None else 2 if bias.dtype == torch.bool else 1,
-            "ALIGNED": all(n % 16 == 0 for n in (width, value_width, *strides)), "WIDE": knobs.runtime.interpret,
+            "ALIGNED": self.form[3], "WIDE": knobs.runtime.interpret,
         }  # fmt: skip
         self.with_sinks = {"SINKS": sinks is not None}
 
@@ -346,7 +362,7 @@ class _Bound:
         """Return the launch of a kernel, a program per tile of rows, or of keys, of a batch element and key head."""
         tiles = TILES[function.__name__][self.form]
         if by_rows and self.rows <= FEW:
-            tiles = tiles._replace(rows=FEW, warps=4)
+            tiles = tiles._replace(rows=FEW, warps=4 if self.form[3] else tiles.warps)
         blocks = -(-self.rows // tiles.rows) if by_rows else -(-self.keys // tiles.columns)
         args = (self.q, self.k, self.v, *self.operands, *tensors, *self.sizes, blocks, *self.numbers)
         constants = {"ROWS": tiles.rows, "COLUMNS": tiles.columns, **self.constants, **constants}
@@ -358,10 +374,12 @@ def _raw(t: torch.Tensor) -> torch.Tensor:
     return t.view(torch.uint8) if t.dtype == torch.bool else t
 
 
-def _form(q: torch.Tensor, v: torch.Tensor, attrs: Attrs) -> tuple[int, int, bool]:
+def _form(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attrs: Attrs) -> tuple[int, int, bool, bool]:
     """Return the key of the tiles in TILES."""
     rich = "bias" in attrs["optional"] or attrs["softcap"] is not None
-    return q.element_size(), max(64, padded(max(q.shape[3], v.shape[3]))), rich
+    width, value_width = q.shape[3], v.shape[3]
+    even = all_aligned(width, value_width, *(step for t in (q, k, v) for step in t.stride()[:3]))
+    return q.element_size(), max(64, padded(max(width, value_width))), rich, even
 
 
 def _reach(t: torch.Tensor) -> int:
@@ -373,7 +391,7 @@ def _takes(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:
     q, k, v, *rest = ins
     given = dict(zip(attrs["optional"], rest, strict=False))
     tiles = TILES["attend"] if len(outs) == 1 else TILES["attend_slopes"]
-    if _form(q, v, attrs) not in tiles or min(q.shape[3], v.shape[3]) == 0:
+    if _form(q, k, v, attrs) not in tiles or min(q.shape[3], v.shape[3]) == 0:
         return f"no tiles for {q.dtype}, heads of {q.shape[3]} and {v.shape[3]}, and these options"
     if "bias" in given and (reach := _reach(given["bias"])) >= 2**31:
         return f"a bias whose entries are up to {reach} apart"

@@ -19,7 +19,7 @@ from graphwright.array.cpu.kernel import Tensors, copy_to_outputs
 from graphwright.array.dtype import int64
 from graphwright.array.spec import Spec
 from graphwright.array.triton.kernel import Launch, compiled, kernel, one_float
-from graphwright.array.triton.rows import MOST, along_two, multiple, narrow, wide
+from graphwright.array.triton.rows import MOST, all_aligned, along_two, multiple, narrow, wide
 
 ROWS, COLUMNS = 8, 256
 """Tile of a program that copies or adds rows."""
@@ -141,7 +141,7 @@ def _takes(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:
 
 def constants(*steps: int) -> dict[str, Any]:
     """Return the constants of kernels for rows with this width and these strides."""
-    return {"ROWS": ROWS, "COLUMNS": COLUMNS, "ALIGNED": all(n % 16 == 0 for n in steps)}
+    return {"ROWS": ROWS, "COLUMNS": COLUMNS, "ALIGNED": all_aligned(*steps)}
 
 
 @kernel("embedding", takes=_takes)

@@ -22,7 +22,7 @@ from graphwright.array.spec import Spec
 from graphwright.array.triton.block_attention import product
 from graphwright.array.triton.grouped import find_group
 from graphwright.array.triton.kernel import ALL_REGISTERS, Launch, compiled, kernel, one_float
-from graphwright.array.triton.rows import along_two, multiple, narrow, tanh, wide
+from graphwright.array.triton.rows import all_aligned, along_two, multiple, narrow, tanh, wide
 
 SCANNED = 1024
 """Entries of a choice that a program of `dispatch` reads at once."""
@@ -276,18 +276,18 @@ def expert_mlp(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list
     table = torch.tensor([[0 if t is None else t.data_ptr() for t in e] for e in found]).to(x.device)
     inner = torch.tensor(sizes).to(x.device)
     matrices = [t for e in found for t in (e.gate, e.up, e.down) if t is not None]
-    aligned = all(n % 16 == 0 for n in (width, *sizes, *(t.data_ptr() for t in matrices)))
+    even = all_aligned(width, *sizes) and all(t.data_ptr() % 16 == 0 for t in matrices)
     shared: dict[str, Any] = {"ROWS": ROWS, "COLUMNS": COLUMNS, "INNER": INNER, "BIAS": attrs["bias"],
-                              "ALIGNED": aligned, "WIDE": knobs.runtime.interpret}  # fmt: skip
+                              "ALIGNED": even, "WIDE": knobs.runtime.interpret}  # fmt: skip
     act = {"KIND": KINDS.index(attrs["kind"]), "ACT": ACTS.index(attrs["act"])}
-    half = COLUMNS if x.element_size() == 2 and aligned else COLUMNS // 2  # two sums; more addresses if not aligned
+    half = COLUMNS if x.element_size() == 2 and even else COLUMNS // 2  # two sums; more addresses if not aligned
     tiles, columns, widest = -(-count // ROWS) + experts, weights.shape[1], hidden.shape[1]
     first = (x, offsets, rows, table, inner, hidden, count, tokens, experts, width, widest, tiles, width)
     second = (hidden, offsets, table, inner, results, count, experts, width, widest, tiles)
     inverse = (offsets, pairs, index, count, weights.numel(), experts)
     last = -(-tokens // TOKENS)
     total = (results, weights, index, out, tokens, columns, width, last)
-    added = {"TOKENS": TOKENS, "CHANNELS": CHANNELS, "ALIGNED": width % 16 == 0}
+    added = {"TOKENS": TOKENS, "CHANNELS": CHANNELS, "ALIGNED": all_aligned(width)}
     return [
         lambda: index.fill_(-1),
         Launch(invert_pairs, (-(-count // SCANNED),), inverse, {"SCANNED": SCANNED}),

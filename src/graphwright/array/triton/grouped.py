@@ -16,7 +16,7 @@ from graphwright.array.backend import Attrs
 from graphwright.array.cpu.kernel import Tensors
 from graphwright.array.triton.block_attention import product
 from graphwright.array.triton.kernel import Launch, compiled, kernel, one_float
-from graphwright.array.triton.rows import along_two, multiple, narrow
+from graphwright.array.triton.rows import all_aligned, along_two, multiple, narrow
 
 ROWS, COLUMNS, INNER = 64, 64, 32
 """Tile of a program, and how many terms of its sums it reads at once."""
@@ -124,7 +124,7 @@ def _takes(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:
 
 
 def _constants(*steps: int) -> dict[str, Any]:
-    return {"ROWS": ROWS, "COLUMNS": COLUMNS, "INNER": INNER, "ALIGNED": all(n % 16 == 0 for n in steps),
+    return {"ROWS": ROWS, "COLUMNS": COLUMNS, "INNER": INNER, "ALIGNED": all_aligned(*steps),
             "WIDE": knobs.runtime.interpret}  # fmt: skip
 
 

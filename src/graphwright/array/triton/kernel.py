@@ -67,7 +67,8 @@ def compiled(function: Callable[..., Any]) -> Any:
 
     By default Triton compiles for an integer that is 1 and for one divisible by 16. Here annotated arguments (int32
     counts, int64 strides, float64 numbers) have one form; the constant ALIGNED says that sizes and strides of rows are
-    divisible by 16. Pointers are not annotated: kernels are compiled for those aligned to 16 bytes, and for others.
+    divisible by 8 (`rows.UNIT`). Pointers are not annotated: there is a form for those aligned to 16 bytes, and one for
+    others.
     """
     numbers = [name for name, kind in inspect.get_annotations(function).items() if kind != "tl.constexpr"]
     return triton.jit(function, do_not_specialize=numbers)

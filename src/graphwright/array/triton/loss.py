@@ -11,7 +11,7 @@ import triton.language as tl
 from graphwright.array.backend import Attrs
 from graphwright.array.cpu.kernel import Tensors
 from graphwright.array.triton.kernel import FLOATS, Launch, compiled, kernel
-from graphwright.array.triton.rows import along_two, multiple, narrow, number, wide
+from graphwright.array.triton.rows import all_aligned, along_two, multiple, narrow, number, wide
 
 LOWEST = tl.constexpr(float("-inf"))
 WIDTHS = (128, 1024, 4096)
@@ -125,7 +125,7 @@ def _columns(scores: torch.Tensor) -> int:
 
 def _constants(scores: torch.Tensor, weight: Tensors, attrs: Attrs) -> dict[str, object]:
     return {"COLUMNS": _columns(scores), "WEIGHTED": len(weight) > 0, "SMOOTH": attrs["smoothing"] != 0,
-            "ALIGNED": scores.shape[-1] % 16 == 0}  # fmt: skip
+            "ALIGNED": all_aligned(scores.shape[-1])}  # fmt: skip
 
 
 @kernel("cross_entropy", takes=_takes)

@@ -7,7 +7,7 @@ import triton.language as tl
 from graphwright.array.backend import Attrs
 from graphwright.array.cpu.kernel import Tensors
 from graphwright.array.triton.kernel import Launch, compiled, kernel, one_float
-from graphwright.array.triton.rows import multiple, narrow, wide
+from graphwright.array.triton.rows import all_aligned, multiple, narrow, wide
 
 PAIRS = (16, 32, 64, 128, 256)
 """Pairs of entries of a tile."""
@@ -78,5 +78,5 @@ def rope(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Launch:
     steps = (*x.stride()[:3], *out.stride()[:3], *tables)
     args = (x, cos, sin, out, rows, heads, length, half, width - 2 * half, *steps)
     constants = {"ROWS": each, "PAIRS": pairs, "APART": attrs["style"] == "half", "REST": width > 2 * half,
-                 "ALIGNED": all(n % 16 == 0 for n in (half, *steps))}  # fmt: skip
+                 "ALIGNED": all_aligned(half, *steps)}  # fmt: skip
     return Launch(rotate, (-(-rows // each),), args, constants)

@@ -16,8 +16,15 @@ import triton.language as tl
 
 ALONG, ACROSS, ANY = 0, 1, 2
 """Layouts: the columns are contiguous, or the rows, or neither."""
+UNIT = tl.constexpr(8)
+"""Elements of which sizes and strides of aligned forms are multiples: 16 bytes of a 16-bit dtype are read at once."""
 MOST = 2**31 - 2**16
 """Most entries along an axis: the number after the last tile is an int32 too."""
+
+
+def all_aligned(*sizes: int) -> bool:
+    """Return whether all sizes are multiples of `UNIT`."""
+    return all(n % UNIT.value == 0 for n in sizes)
 
 
 @triton.jit
@@ -51,9 +58,9 @@ def tanh(x):
 
 @triton.jit
 def multiple(value, ALIGNED: tl.constexpr):
-    """Return `value`; if ALIGNED, the compiler learns that it is divisible by 16."""
+    """Return `value`; if ALIGNED, the compiler learns that it is divisible by `UNIT`."""
     if ALIGNED:
-        return value // 16 * 16
+        return value // UNIT * UNIT
     else:
         return value
 
@@ -140,11 +147,11 @@ class Rows:
 
     @property
     def aligned(self) -> bool:
-        """Whether rows begin, and end, at multiples of 16 elements from the arrays' first."""
+        """Whether rows begin, and end, at multiples of `UNIT` elements from the arrays' first."""
         last = self.columns if self.layout == ALONG else self.rows
         inner = 1 if self.layout == ALONG else 2
         others = (s[i] for s in self.strides for i in (0, inner))
-        return self.layout != ANY and last % 16 == 0 and all(s % 16 == 0 for s in others)
+        return self.layout != ANY and all_aligned(last, *others)
 
     @property
     def tile(self) -> Tile:

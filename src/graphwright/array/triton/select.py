@@ -9,7 +9,7 @@ import triton.language as tl
 from graphwright.array.backend import Attrs
 from graphwright.array.cpu.kernel import Tensors
 from graphwright.array.triton.kernel import Launch, compiled, kernel, one_float
-from graphwright.array.triton.rows import TILES, Rows, multiple, narrow, rows_along, wide
+from graphwright.array.triton.rows import TILES, Rows, all_aligned, multiple, narrow, rows_along, wide
 
 MOST = 64
 """Largest k: the time grows with k, from here on a sort is faster."""
@@ -87,7 +87,7 @@ def topk(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Launch:
     count, inner = rows.outer * rows.rows, 1 if last else rows.rows
     tile = next(tile for tile in TILES if rows.columns <= tile.columns)
     steps = (row, 0, column) if last else (outer, row, column)  # rows of one outer index are outer indices themselves
-    aligned = column == 1 and rows.columns % 16 == 0 and all(s % 16 == 0 for s in steps[:2])
-    constants = {"ROWS": tile.rows, "COLUMNS": tile.columns, "ALIGNED": aligned, "LARGEST": attrs["largest"]}
+    even = column == 1 and all_aligned(rows.columns, *steps[:2])
+    constants = {"ROWS": tile.rows, "COLUMNS": tile.columns, "ALIGNED": even, "LARGEST": attrs["largest"]}
     args = (ins[0], *outs, count, rows.columns, attrs["k"], *steps, max(inner, 1))
     return Launch(select_rows, (-(-count // tile.rows) if attrs["k"] else 0,), args, constants, tile.warps)
