@@ -156,7 +156,7 @@ def test_edits_wait_for_runs_of_other_threads() -> None:
     thread = threading.Thread(target=lambda: found.extend(attend(*ins, pattern=pattern).numpy() for _ in range(40)))
     thread.start()
     while thread.is_alive():
-        pattern.cut(edges_of(pattern, (7, 0)))
+        pattern.cut(*edges_of(pattern, (7, 0)))
         pattern.connect(7, 0)
     assert len(found) == 40
     assert all(np.array_equal(x, with_edge) or np.array_equal(x, without) for x in found)

@@ -41,8 +41,8 @@ def changed():
         e.set(pattern.edges(), score=np.linspace(0, 1, len(pattern)))
     old = pattern.copy()
     with pattern.edit("several") as e:
-        e.cut(edges_of(pattern, (9, 9, 1)))
-        e.cut(edges_of(pattern, (3, 0)))
+        e.cut(*edges_of(pattern, (9, 9, 1)))
+        e.cut(*edges_of(pattern, (3, 0)))
         e.connect(9, 3, 1)
     return pattern, old
 

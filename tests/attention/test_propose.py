@@ -82,7 +82,7 @@ def test_a_planted_offset_outside_the_window_is_found() -> None:
 def test_candidates_can_be_chosen() -> None:
     rng = np.random.default_rng(0)
     pattern = sliding_window(32, window=9, block=4)
-    pattern.cut(edges_of(pattern, (5, 4)))
+    pattern.cut(*edges_of(pattern, (5, 4)))
     ins: list[Any] = [rng.normal(size=(1, 1, 32, 4)) for _ in range(4)]
     assert at.propose(pattern, *ins, candidates="window").pairs.tolist() == [[0, 5, 4]]
     everything = {(i, j) for i in range(8) for j in range(i + 1)} - {(i, j) for _, i, j in pattern.pairs().tolist()}
