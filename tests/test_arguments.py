@@ -64,12 +64,13 @@ def test_the_first_wrong_argument_is_named_before_the_function_runs() -> None:
         ran.append(a)
 
     function(1, "y", 3, "any", c=2, d="any")  # pyright: ignore[reportArgumentType]
-    for args, named, where, expected, got in (
+    cases: list[tuple[tuple[Any, ...], dict[str, Any], str, str, str]] = [
         (("1",), {}, "a", "a whole number", "'1'"),
         ((1, "z"), {}, "b", "x, y", "'z'"),
         ((1,), {"b": ["x"]}, "b", "x, y", "list ['x']"),
         ((1,), {"c": 0}, "c", "a whole number >= 1", "0"),
-    ):
+    ]
+    for args, named, where, expected, got in cases:
         with pytest.raises(UsageError) as caught:
             function(*args, **named)
         assert (caught.value.where, caught.value.expected, caught.value.got) == (where, expected, got)

@@ -1,4 +1,4 @@
-"""What tests ask of a tensor that has it: its array, its gradient, the gradient rule of an op, a line of source."""
+"""What tests ask of what has it: array or gradient of a tensor, parameter of a program, gradient rule, source line."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from graphwright.array import NDArray
-from graphwright.autograd import Tensor
+from graphwright.autograd import Parameter, Tensor
 from graphwright.ops import OPS
+from graphwright.program import Program
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -28,6 +29,12 @@ def grad_of(leaf: Leaf[T_co]) -> T_co:
 def array_of(t: Tensor) -> NDArray:
     assert isinstance(t.data, NDArray), "a traced tensor"
     return t.data
+
+
+def parameter_of(p: Program, key: str) -> Parameter:
+    found = p.weights[key]
+    assert isinstance(found, Parameter), f"{key} is not trained"
+    return found
 
 
 def vjp_of(name: str) -> Callable[..., tuple]:

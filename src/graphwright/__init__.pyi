@@ -462,4 +462,5 @@ from graphwright.program.files.values import save as save
 from graphwright.surgery import attribute as attribute
 from graphwright.surgery import rewrite as rewrite
 
+__all__: list[str]
 __version__: str

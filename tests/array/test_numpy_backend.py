@@ -178,6 +178,7 @@ class NumpyBackend:
     """numpy for everything."""
 
     device = CPU
+    fuses = False
     driver = None
     stream = 0
 
@@ -217,6 +218,9 @@ class NumpyBackend:
         if name not in KERNELS or any(a.dtype.as_bits for a in (*outs, *ins)):
             raise MissingKernel("numpy has no kernel of this name", where=name)
         return [np.errstate(all="ignore")(KERNELS[name]([o.impl for o in outs], [i.impl for i in ins], attrs))]
+
+    def bind_fused(self, kernel: Any, memory: Sequence[NDArray], written: Sequence[bool]) -> list[Call]:
+        raise MissingKernel("numpy has no generated kernels")
 
     def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> None:
         return None

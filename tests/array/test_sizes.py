@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -42,7 +43,8 @@ def formulas(draw):
 def test_sizes_are_those_of_pythons_arithmetic(formula, cases):
     dim = formula([Size.of(n) for n in NAMES]).dim
     for case in cases:
-        wanted, dims = formula(case), dict(zip(NAMES, case, strict=True))
+        wanted = formula(case)
+        dims: dict[Any, int] = dict(zip(NAMES, case, strict=True))
         assert Size.of(dim).value(dims) == wanted
         if wanted >= 0:
             assert bound(dim, dims) == wanted
@@ -113,4 +115,4 @@ def test_a_lower_bound_holds_for_names_from_one():
 def test_division_by_what_does_not_divide_is_refused():
     for by in ("T", Size.of("B") + 1, 0, -2):
         with pytest.raises(ShapeError, match="divided"):
-            Size.of("B") // by
+            _ = Size.of("B") // by

@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import graphwright as gw
+from block_edges import edges_of
 from graphwright.attention import attend
 from graphwright.autograd import ModifiedSinceForward
 from graphwright.errors import ShapeError, UsageError
 from graphwright.patterns import GateNotAllowed, HeadMismatch, Pattern, PatternShape, causal_full, sliding_window
+from values import grad_of
 
 
 def drawn(
@@ -49,13 +51,13 @@ def test_it_equals_dense_masked_attention_with_gradients(
     pattern, ins, attrs = case
     ours = [gw.tensor(x, requires_grad=True) for x in ins]
     theirs = [torch.tensor(x, requires_grad=True) for x in ins]
-    out, (ref, _) = attend(*ours, pattern, **attrs), dense(*theirs, pattern.to_dense(), **attrs)
+    out, (ref, _) = attend(*ours, pattern=pattern, **attrs), dense(*theirs, mask=pattern.to_dense(), **attrs)
     g = np.random.default_rng(1).normal(size=ref.shape)
     (out * gw.tensor(g)).sum().backward()
     ref.backward(torch.tensor(g))
     np.testing.assert_allclose(out.numpy(), ref.detach().numpy(), atol=1e-10)
     for a, b in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(a.grad.numpy(), b.grad.numpy(), atol=1e-10)
+        np.testing.assert_allclose(grad_of(a).numpy(), grad_of(b).numpy(), atol=1e-10)
 
 
 @pytest.mark.parametrize("where", ["exp", "weight"])
@@ -71,35 +73,36 @@ def test_gates_multiply_and_get_gradients(where: Any) -> None:
         values[1] *= -1
     ins = drawn(rng, 2, 2, 2, (12, 12), 4, 4)
     ours = [gw.tensor(x, requires_grad=True) for x in (*ins, values)]
-    out = attend(*ours[:3], pattern, gates=ours[3], where=where)
+    out = attend(*ours[:3], pattern=pattern, gates=ours[3], where=where)
     theirs = [torch.tensor(x, requires_grad=True) for x in (*ins, values)]
     _, q, k = pattern.pairs().T
     whole = torch.ones(1, 3, 3, dtype=torch.float64).index_put(
         (torch.zeros(len(q), dtype=torch.long), torch.tensor(q).long(), torch.tensor(k).long()), theirs[3]
     )
     each = whole.repeat_interleave(4, 1).repeat_interleave(4, 2)
-    ref, _ = dense(*theirs[:3], pattern.to_dense(), each, where=where)
+    ref, _ = dense(*theirs[:3], mask=pattern.to_dense(), gates=each, where=where)
     g = rng.normal(size=ref.shape)
     (out * gw.tensor(g)).sum().backward()
     ref.backward(torch.tensor(g))
     np.testing.assert_allclose(out.numpy(), ref.detach().numpy(), atol=1e-12)
     for a, b in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(a.grad.numpy(), b.grad.numpy(), atol=1e-10)
-    assert np.isfinite(ours[3].grad.numpy()).all()
+        np.testing.assert_allclose(grad_of(a).numpy(), grad_of(b).numpy(), atol=1e-10)
+    assert np.isfinite(grad_of(ours[3]).numpy()).all()
 
 
 def test_a_gate_of_zero_equals_the_cut_edge() -> None:
     rng = np.random.default_rng(0)
     pattern = causal_full(16, block=4)
-    edge = pattern.edge_between(3, 1)
+    (edge,) = edges_of(pattern, (3, 1))
     with pattern.edit("gate") as e:
         e.set(edge, gate=0)
     pattern.gates = 1
     ins = [gw.tensor(x) for x in drawn(rng, 1, 2, 2, (16, 16), 4, 4)]
-    plain, one, zero = attend(*ins, pattern), *(attend(*ins, pattern, gates=np.array([g])) for g in (1.0, 0.0))
+    plain = attend(*ins, pattern=pattern)
+    one, zero = (attend(*ins, pattern=pattern, gates=np.array([g])) for g in (1.0, 0.0))
     assert np.array_equal(plain.numpy(), one.numpy())
     pattern.cut(edge)
-    np.testing.assert_allclose(zero.numpy(), attend(*ins, pattern).numpy(), atol=1e-12)
+    np.testing.assert_allclose(zero.numpy(), attend(*ins, pattern=pattern).numpy(), atol=1e-12)
 
 
 def test_operands_that_do_not_fit_are_refused_before_any_work() -> None:
@@ -108,7 +111,7 @@ def test_operands_that_do_not_fit_are_refused_before_any_work() -> None:
     q, k, v = (gw.tensor(x) for x in drawn(rng, 1, 4, 2, (16, 16), 4, 4))
     long = [gw.tensor(x) for x in drawn(rng, 1, 2, 2, (17, 17), 4, 4)]
     with pytest.raises(PatternShape, match=r"extend"):
-        attend(*long, pattern)
+        attend(*long, pattern=pattern)
     with pytest.raises(PatternShape, match="lengths"):  # is the last query at the last key, or at key 3?
         attend(q[:, :, :4], k, v, pattern)
     with pytest.raises(HeadMismatch):
@@ -124,10 +127,11 @@ def test_operands_that_do_not_fit_are_refused_before_any_work() -> None:
         attend(q, k, v, pattern, gates=np.array([np.nan]))
     with pytest.raises(ShapeError, match="one value per gate"):
         attend(q, k, v, pattern, gates=np.ones((2, 2)))
+    mask: Any = pattern.to_dense()
     with pytest.raises(UsageError, match="pattern"):
-        attend(q, k, v, pattern.to_dense())
+        attend(q, k, v, mask)
     shorter = attend(q[:, :, :9], k[:, :, :9], v[:, :, :9], pattern)
-    ref, _ = dense(*(x.numpy()[:, :, :9] for x in (q, k, v)), pattern.to_dense()[:, :9, :9])
+    ref, _ = dense(*(x.numpy()[:, :, :9] for x in (q, k, v)), mask=mask[:, :9, :9])
     np.testing.assert_allclose(shorter.numpy(), ref.numpy(), atol=1e-12)
 
 
@@ -145,14 +149,14 @@ def test_edits_wait_for_runs_of_other_threads() -> None:
     rng = np.random.default_rng(0)
     pattern = sliding_window(64, window=16, block=8)
     ins = [gw.tensor(x) for x in drawn(rng, 1, 2, 2, (64, 64), 8, 8)]
-    with_edge, without = [], attend(*ins, pattern).numpy()
+    with_edge, without = [], attend(*ins, pattern=pattern).numpy()
     pattern.connect(7, 0)
-    with_edge = attend(*ins, pattern).numpy()
+    with_edge = attend(*ins, pattern=pattern).numpy()
     found: list[np.ndarray] = []
-    thread = threading.Thread(target=lambda: found.extend(attend(*ins, pattern).numpy() for _ in range(40)))
+    thread = threading.Thread(target=lambda: found.extend(attend(*ins, pattern=pattern).numpy() for _ in range(40)))
     thread.start()
     while thread.is_alive():
-        pattern.cut(pattern.edge_between(7, 0))
+        pattern.cut(*edges_of(pattern, (7, 0)))
         pattern.connect(7, 0)
     assert len(found) == 40
     assert all(np.array_equal(x, with_edge) or np.array_equal(x, without) for x in found)
@@ -166,7 +170,7 @@ def test_a_trace_gets_a_pattern_node_whose_edits_change_the_next_run() -> None:
     assert [program.op(n) for n in program.of_kind("pattern")] == ["pattern"]
     names = program.input_names()
     for key in (0, 1):
-        ref, _ = dense(*ins, pattern.to_dense())
+        ref, _ = dense(*ins, mask=pattern.to_dense())
         (out,) = program(**dict(zip(names, ins, strict=True))).values()
         np.testing.assert_allclose(out.numpy(), ref.numpy(), atol=1e-5)
         pattern.connect(3, key)

@@ -41,7 +41,7 @@ def test_attentions_that_share_a_pattern_give_the_mean_of_their_masses() -> None
 def test_an_open_edit_prunes_and_connects_in_one_entry() -> None:
     rng = np.random.default_rng(0)
     pattern = sliding_window(64, window=24, block=4)
-    at.attend(*arrays(rng, 64), pattern, collect="mass")
+    at.attend(*arrays(rng, 64), pattern=pattern, collect="mass")
     before, edges = pattern.hash(), len(pattern)
     with pattern.edit("trim", author="me") as e:
         done = e.prune(mass=0.1)

@@ -16,6 +16,7 @@ from graphwright import attention as at
 from graphwright import structure
 from graphwright.autograd import ModifiedSinceForward
 from graphwright.patterns import Pattern, PatternShape, block_local, causal_full, full, sliding_window
+from values import grad_of
 
 
 def dense_entropy(q: torch.Tensor, k: torch.Tensor, mask: np.ndarray, **attrs: Any) -> torch.Tensor:
@@ -30,15 +31,15 @@ def test_entropy_and_its_gradient_equal_dense_ones(seed: int, softcap: Any) -> N
     ins = [rng.normal(size=shape) for shape in ((2, 4, 14, 3), (2, 2, 17, 3))]
     ours, theirs = [gw.tensor(x, requires_grad=True) for x in ins], [torch.tensor(x, requires_grad=True) for x in ins]
     found, ref = (
-        at.entropy(*ours, pattern, softcap=softcap),
-        dense_entropy(*theirs, pattern.to_dense(), softcap=softcap),
+        at.entropy(*ours, pattern=pattern, softcap=softcap),
+        dense_entropy(*theirs, mask=pattern.to_dense(), softcap=softcap),
     )
     np.testing.assert_allclose(found.numpy(), ref.detach().numpy(), atol=1e-10)
     g = rng.normal(size=ref.shape)
     (found * gw.tensor(g)).sum().backward()
     ref.backward(torch.tensor(g))
     for a, b in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(a.grad.numpy(), b.grad.numpy(), atol=1e-6)
+        np.testing.assert_allclose(grad_of(a).numpy(), grad_of(b).numpy(), atol=1e-6)
 
 
 def test_a_uniform_row_has_ln_n_and_rows_of_one_key_or_none_have_zero() -> None:

@@ -58,18 +58,22 @@ def test_scores_are_moving_averages_that_begin_with_the_first_mass() -> None:
     rng = np.random.default_rng(0)
     pattern = sliding_window(16, window=9, block=4)
     found = []
-    for i in range(3):
-        if i == 2:
-            late = pattern.connect(3, 0)
+
+    def collect() -> None:
         q, k, v = operands(rng, pattern)
         at.attend(q, k, v, pattern, collect="mass")
         found.append(block_sums(dense(q.numpy(), k.numpy(), v.numpy(), pattern.to_dense())[1].numpy(), pattern))
+
+    collect()
+    collect()
+    late = pattern.connect(3, 0)
+    collect()
     version, entries = pattern.version, len(pattern.journal)
     n = len(found[0])
     earlier = 0.9 * found[0] + 0.1 * found[1]
     np.testing.assert_allclose(scores(pattern)[:n], 0.9 * earlier + 0.1 * found[2][:n], atol=1e-6)
     assert pattern.edges["score"][late] == pytest.approx(found[2][n], abs=1e-6)
-    at.attend(q, k, v, pattern, collect="mass")
+    collect()
     assert (pattern.version, len(pattern.journal)) == (version, entries), "scores are no edits"
 
 
@@ -107,7 +111,7 @@ def test_pruning_by_raw_score_would_cut_other_edges() -> None:
     rng = np.random.default_rng(3)
     q, k, v = (rng.normal(size=(1, 1, 8, 4)) for _ in range(3))
     q[:, :, 4:] *= 10
-    at.attend(*(gw.tensor(x) for x in (q, k, v)), pattern, collect="mass")
+    at.attend(*(gw.tensor(x) for x in (q, k, v)), pattern=pattern, collect="mass")
     raw = (q @ np.swapaxes(k, 2, 3))[0, 0]
     _, query, key = pattern.pairs().T
     by_raw = set(zip(query[raw[query, key] < 0.1], key[raw[query, key] < 0.1], strict=True))
@@ -134,7 +138,8 @@ def test_pruning_needs_masses_and_one_threshold() -> None:
     pattern = causal_full(16, block=4)
     with pytest.raises(UsageError, match="collect"):
         at.prune(pattern, 0.1)
-    for given_ in ({}, {"mass": 0.1, "target_density": 0.1}, {"mass": 1.5}, {"mass": float("nan")}):
+    wrong: list[dict[str, Any]] = [{}, {"mass": 0.1, "target_density": 0.1}, {"mass": 1.5}, {"mass": float("nan")}]
+    for given_ in wrong:
         with pytest.raises(UsageError):
             at.prune(pattern, **given_)
     assert (pattern.version, len(pattern.journal)) == (0, 0)

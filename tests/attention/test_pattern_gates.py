@@ -9,6 +9,7 @@ import pytest
 from dense_attention import dense
 
 import graphwright as gw
+from block_edges import edges_of
 from graphwright import attention as at
 from graphwright import structure as st
 from graphwright.attention.gates import allowed_pairs, gate_of
@@ -86,7 +87,7 @@ def test_gates_can_be_tied_by_offset_and_cost_pairs() -> None:
 def test_only_some_edges_can_be_gated() -> None:
     pattern = sliding_window(16, window=8, block=4)
     p = program_of(pattern, 16, 4)
-    pattern.gate("sigmoid", edges=[pattern.edge_between(3, 2), pattern.edge_between(2, 1)])
+    pattern.gate("sigmoid", edges=edges_of(pattern, (3, 2), (2, 1)))
     assert p.gates().count == 2
     assert (np.asarray(pattern.edges["gate"]) >= 0).sum() == 2
 
@@ -107,7 +108,7 @@ def test_gates_that_cannot_be_are_refused_with_nothing_changed() -> None:
         pattern.gate("sigmoid", init=np.inf)
     with pytest.raises(UsageError, match="no edge"):
         pattern.gate("sigmoid", edges=[])
-    gone = pattern.edge_between(3, 2)
+    (gone,) = edges_of(pattern, (3, 2))
     pattern.cut(gone)
     with pytest.raises(StaleHandle):
         pattern.gate("sigmoid", edges=[gone])
@@ -193,7 +194,8 @@ def test_steps_hold_the_planted_key_with_a_constant_number_of_edges() -> None:
         return feeds(p, *(rng.normal(size=(batch, 1, tokens, 16)).astype("f4") for _ in range(3)))
 
     opt = st.JointOptimizer(dg, task, gates=0.1, mode="gates")
-    first, edges = opt.step(draw()).loss, len(pattern)
+    first = last = opt.step(draw()).loss
+    edges = len(pattern)
     for _ in range(10):
         q, k, v = draw().values()
         (out,) = p(**feeds(p, q, k, v)).values()

@@ -10,6 +10,7 @@ from dense_attention import dense, pattern_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from block_edges import edges_of
 from graphwright import attention as at
 from graphwright.errors import ShapeError, UsageError
 from graphwright.patterns import BlockRange, EdgeExists, Pattern, causal_full, sliding_window
@@ -22,7 +23,7 @@ def loss_with(ins: list[np.ndarray], pattern: Pattern, extra: np.ndarray, g: np.
 
     mask = pattern.to_dense()
     factor = torch.from_numpy(np.where(extra & ~mask, gate, 1.0))
-    out, _ = dense(*ins, mask | extra, factor, softcap=softcap)
+    out, _ = dense(*ins, mask=mask | extra, gates=factor, softcap=softcap)
     return float((out.numpy() * g).sum())
 
 
@@ -32,7 +33,7 @@ def test_gradients_are_those_of_a_gate_at_zero(seed: int, planes: int, window: A
     pattern = pattern_of(rng, (15, 18), 4, planes, window=window)
     ins = [rng.normal(size=shape) for shape in ((2, 2, 15, 4), (2, 2, 18, 4), (2, 2, 18, 3))]
     g = rng.normal(size=(2, 2, 15, 3))
-    found = at.propose(pattern, *ins, g, n=1000, softcap=softcap)
+    found = at.propose(pattern, *ins, grad_out=g, n=1000, softcap=softcap)
     assert len(found) == found.considered
     assert (np.diff(found.gradients) >= 0).all()
     known = {tuple(pair) for pair in pattern.pairs().tolist()}
@@ -60,14 +61,14 @@ def planted(rng: np.random.Generator, offset: int, batch: int = 128, tokens: int
 def test_a_planted_offset_outside_the_window_is_found() -> None:
     ins, slope = planted(np.random.default_rng(0), 11)
     pattern = sliding_window(64, window=4, block=1)
-    out = at.attend(*ins, pattern).numpy()
-    found = at.propose(pattern, *ins, slope(out), n=10_000)
+    out = at.attend(*ins, pattern=pattern).numpy()
+    found = at.propose(pattern, *ins, grad_out=slope(out), n=10_000)
     first: dict[int, int] = {}
     for _, query, key in found.pairs.tolist():
         first.setdefault(query, key)
     assert np.mean([first[i] == i - 11 for i in range(11, 64)]) >= 0.95
     assert len(pattern) == 64 * 4 - 6, "nothing is inserted"
-    best = at.propose(pattern, *ins, slope(out), n=20)
+    best = at.propose(pattern, *ins, grad_out=slope(out), n=20)
     edges = pattern.apply(best)
     assert len(edges) == 20
     assert [tuple(pattern.ends(edge)) for edge in edges] == [tuple(pair) for pair in best.pairs.tolist()]
@@ -81,22 +82,22 @@ def test_a_planted_offset_outside_the_window_is_found() -> None:
 def test_candidates_can_be_chosen() -> None:
     rng = np.random.default_rng(0)
     pattern = sliding_window(32, window=9, block=4)
-    pattern.cut(pattern.edge_between(5, 4))
-    ins = [rng.normal(size=(1, 1, 32, 4)) for _ in range(4)]
-    assert at.propose(pattern, *ins, "window").pairs.tolist() == [[0, 5, 4]]
+    pattern.cut(*edges_of(pattern, (5, 4)))
+    ins: list[Any] = [rng.normal(size=(1, 1, 32, 4)) for _ in range(4)]
+    assert at.propose(pattern, *ins, candidates="window").pairs.tolist() == [[0, 5, 4]]
     everything = {(i, j) for i in range(8) for j in range(i + 1)} - {(i, j) for _, i, j in pattern.pairs().tolist()}
     assert {(i, j) for _, i, j in at.propose(pattern, *ins).pairs.tolist()} == everything
-    two = at.propose(pattern, *ins, np.array([[0, 7, 0], [0, 6, 1], [0, 7, 7]]))
+    two = at.propose(pattern, *ins, candidates=np.array([[0, 7, 0], [0, 6, 1], [0, 7, 7]]))
     assert sorted(two.pairs.tolist()) == [[0, 6, 1], [0, 7, 0]]
     full = causal_full(32, block=4)
     assert (len(at.propose(full, *ins)), str(at.propose(full, *ins))) == (0, "no edge proposed, 0 considered")
     with pytest.raises(BlockRange):
-        at.propose(pattern, *ins, np.array([[0, 8, 0]]))
+        at.propose(pattern, *ins, candidates=np.array([[0, 8, 0]]))
     with pytest.raises(ShapeError, match="pairs"):
-        at.propose(pattern, *ins, np.array([[8, 0]]))
+        at.propose(pattern, *ins, candidates=np.array([[8, 0]]))
     with pytest.raises(UsageError, match="candidates"):
-        at.propose(pattern, *ins, "near")
+        at.propose(pattern, *ins, candidates="near")
     with pytest.raises(ShapeError, match="grad_out"):
-        at.propose(pattern, *ins[:3], ins[3][:, :, :5])
+        at.propose(pattern, *ins[:3], grad_out=ins[3][:, :, :5])
     with pytest.raises(UsageError, match="n"):
         at.propose(pattern, *ins, n=0)

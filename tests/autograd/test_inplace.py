@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -26,6 +29,7 @@ from values import array_of, grad_of
 
 RNG = np.random.default_rng(0)
 A, B = RNG.uniform(0.5, 2, (2, 3)), RNG.uniform(0.5, 2, 3)
+MAKERS: tuple[Callable[..., Any], ...] = (tensor, torch.tensor)
 
 
 @pytest.mark.parametrize("method", ["add_", "sub_", "mul_", "div_", "copy_"])
@@ -199,7 +203,7 @@ UPDATES = {
 def test_updating_operators_write_into_the_tensor_as_in_torch(operator: str) -> None:
     values, names = UPDATES[operator], {"x": None}
     found = []
-    for make in (tensor, torch.tensor):
+    for make in MAKERS:
         x = make(values)
         names = {"x": x, "y": 2 if isinstance(values[0], int) else 2.0}
         exec(f"x {operator} y", names)
@@ -210,7 +214,7 @@ def test_updating_operators_write_into_the_tensor_as_in_torch(operator: str) -> 
 
 def test_updates_of_entries_and_of_taped_tensors_have_torchs_gradients() -> None:
     grads = []
-    for make in (tensor, torch.tensor):
+    for make in MAKERS:
         x = make([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
         h = x * 2.0
         h[0] += x[1] * x[0]  # a view is read, and the sum is written to h
@@ -233,7 +237,7 @@ def test_hand_written_sgd_trains_eagerly_and_compiled() -> None:
             loss.backward()
             with no_grad():
                 for p in [weight]:
-                    p -= 0.1 * p.grad
+                    p -= 0.1 * grad_of(p)
                     p.grad = None
             return loss
 
@@ -277,7 +281,7 @@ def test_a_tensor_from_outside_a_trace_is_as_before_the_refused_write() -> None:
 
 def test_an_operand_may_be_overwritten_if_no_gradient_reads_it() -> None:
     grads = []
-    for make in (tensor, torch.tensor):
+    for make in MAKERS:
         x = make([1.0, 2.0, 3.0], requires_grad=True)
         y = x * 2.0
         y[1] = y[0] * 4.0  # the gradient of a product with a number reads the number

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +14,7 @@ from graphwright.autograd import Function, Parameter, grad, tensor
 from graphwright.ops import call
 from values import array_of, grad_of
 
+MAKERS: tuple[Callable[..., Any], ...] = (tensor, torch.tensor)
 ALIASES = {
     "the seed": lambda a, b: a + b,
     "a view of the seed": lambda a, b: a.reshape(2, 3) + b,
@@ -46,8 +50,8 @@ class Constant(Function):
         return x.clone()
 
     @staticmethod
-    def backward(ctx, g):
-        KEPT.append(g)
+    def backward(ctx, *grads):
+        KEPT.extend(grads)
         return KEPT[0]
 
 
@@ -101,14 +105,15 @@ TAPED = {
 @pytest.mark.parametrize("how", TAPED)
 def test_stored_gradients_stay_on_the_tape_of_a_taped_backward(how: str) -> None:
     found: list[list] = []
-    for make in (tensor, torch.tensor):
+    for make in MAKERS:
         x, z = (make([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], requires_grad=True) for _ in range(2))
         for loss in TAPED[how](x, z):
             loss.backward(create_graph=True)
         first = [t.grad for t in (x, z) if t.grad is not None]
         for t in (x, z):
             t.grad = None
-        sum((g * g).sum() for g in first).backward()
+        total: Any = sum((g * g).sum() for g in first)
+        total.backward()
         found.append([*(g.tolist() for g in first), x.grad.tolist()])
     assert found[0] == found[1]
 
@@ -116,7 +121,7 @@ def test_stored_gradients_stay_on_the_tape_of_a_taped_backward(how: str) -> None
 @pytest.mark.filterwarnings("ignore:Using backward")  # torch's, of a reference cycle
 def test_a_stored_gradient_depends_on_an_initial_gradient_that_requires_one() -> None:
     found = []
-    for make in (tensor, torch.tensor):
+    for make in MAKERS:
         x, seed = make([1.0, 2.0], requires_grad=True), make([3.0, 4.0], requires_grad=True)
         (x + 1.0).backward(seed, create_graph=True)
         first = x.grad

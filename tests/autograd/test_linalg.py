@@ -17,7 +17,7 @@ SQUARE, TALL = RNG.normal(size=(2, 3, 3)), RNG.normal(size=(2, 4, 3))
 SQUARE_4 = np.random.default_rng(5).normal(size=(4, 4))
 SYMMETRIC = SQUARE @ SQUARE.swapaxes(-1, -2) + 3 * np.eye(3)
 
-CASES: dict[str, tuple[Callable[[Any, Any], Any], list[np.ndarray]]] = {
+CASES: dict[str, tuple[Callable[..., Any], list[np.ndarray]]] = {
     "det": (lambda L, a: L.det(a), [SQUARE]),
     "slogdet": (lambda L, a: L.slogdet(a).logabsdet, [SQUARE]),
     "inv": (lambda L, a: L.inv(a), [SQUARE]),

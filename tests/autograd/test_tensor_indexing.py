@@ -255,10 +255,9 @@ def test_index_add_of_integers_keeps_their_dtype() -> None:
 @pytest.mark.parametrize("mask", [True, False, np.array(True), (None, True), (..., False)])
 def test_a_taped_0_d_tensor_is_written_under_a_mask(mask) -> None:
     found = []
-    for make, index in (
-        (tensor, mask),
-        (torch.tensor, torch.tensor(bool(mask)) if isinstance(mask, np.ndarray) else mask),
-    ):
+    theirs = torch.tensor(bool(mask)) if isinstance(mask, np.ndarray) else mask
+    makers: list[tuple[Callable[..., Any], Any]] = [(tensor, mask), (torch.tensor, theirs)]
+    for make, index in makers:
         x, v = make(2.0, requires_grad=True), make(5.0, requires_grad=True)
         y = x * 3.0
         y[index] = v

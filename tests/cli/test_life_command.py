@@ -64,7 +64,8 @@ def test_an_interrupted_training_of_a_life_is_resumed_by_the_same_command(text, 
 def test_a_life_is_trained_again_after_a_training_ended(text):
     assert train("--life", "young").exit_code == 0
     (text / "notes.txt").write_text("Another text, for later years.\n" * 100, encoding="utf-8")
-    for _ in range(2):  # the same training is not repeated
+
+    def again() -> str:
         done = train("--life", "young", steps=3)
         assert done.exit_code == 0, done.output
         with lf.open("young", readonly=True) as life:
@@ -72,7 +73,10 @@ def test_a_life_is_trained_again_after_a_training_ended(text):
             starts = [event.facts for event in life.log.of("segment_start")]
             assert [event.facts["steps"] for event in life.log.of("segment_end")] == [4, 3]
             assert {start["objective"] for start in starts} == {"next token"}
-    assert "the training is complete: the state in young is at step 3" in done.output
+        return done.output
+
+    again()
+    assert "the training is complete: the state in young is at step 3" in again()  # it is not repeated
 
 
 def test_the_life_is_shown_as_text_json_and_picture(text):

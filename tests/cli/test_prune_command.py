@@ -35,7 +35,9 @@ def test_the_pruned_model_is_written_and_differs(call, tmp_path):
     receipt = json.loads((out / "receipt.json").read_text())
     cost = receipt["cost"]["bytes"]
     assert receipt["level"] == 3
-    assert cost["program"] < cost["after"] == cost["before"] == gw.open("bundled").checkpoint.nbytes
+    checkpoint = gw.open("bundled").checkpoint
+    assert checkpoint is not None
+    assert cost["program"] < cost["after"] == cost["before"] == checkpoint.nbytes
     assert f"{cost['after']:,} bytes of weights with zeros" in output
     assert f"{cost['program']:,} (--prefer size" in output
     small = tmp_path / "size"

@@ -258,8 +258,9 @@ def test_a_list_tuple_or_array_is_batched_as_by_torch(data, drop_last):
     for mine, other in zip(ours, theirs, strict=True):
         if isinstance(other, dict):
             assert mine.keys() == other.keys()
-            mine, other = list(mine.values()), list(other.values())
-        pairs = zip(mine, other, strict=True) if isinstance(other, list) else [(mine, other)]
+            pairs = [(mine[key], other[key]) for key in other]
+        else:
+            pairs = zip(mine, other, strict=True) if isinstance(other, list) else [(mine, other)]
         for a, b in pairs:
             assert np.array_equal(a.numpy(), b.numpy())
             assert str(a.numpy().dtype) == str(b.dtype).removeprefix("torch.")

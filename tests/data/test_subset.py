@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -25,8 +27,9 @@ def test_a_subset_has_the_items_at_its_indices() -> None:
 
 @pytest.mark.parametrize("lengths", [[7, 3], [0.5, 0.5], [0.33, 0.33, 0.34], [0, 10], [0.45, 0.55]])
 def test_random_splits_have_torchs_sizes_and_each_item_once(lengths: list[float]) -> None:
-    parts = data.random_split(range(10), lengths, gw.Generator(1))
-    assert [len(p) for p in parts] == [len(p) for p in torch.utils.data.random_split(range(10), lengths)]
+    items: Any = range(10)
+    parts = data.random_split(items, lengths, gw.Generator(1))
+    assert [len(p) for p in parts] == [len(p) for p in torch.utils.data.random_split(items, lengths)]
     assert sorted(p[i] for p in parts for i in range(len(p))) == list(range(10))
     again = data.random_split(range(10), lengths, gw.Generator(1))
     assert [p.indices.tolist() for p in parts] == [p.indices.tolist() for p in again]
@@ -39,6 +42,6 @@ def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(IndexOutOfRange, match="out of range"):
         data.Subset(X, [10])
     with pytest.raises(UsageError, match="integers"):
-        data.Subset(X, [0.5])
+        data.Subset(X, [0.5])  # pyright: ignore[reportArgumentType]
     with pytest.raises(UsageError, match="batch_size"):
         data.DataLoader(X, "4")  # pyright: ignore[reportArgumentType]

@@ -8,7 +8,6 @@ from typing import Any
 import divided_on_ranks
 import numpy as np
 import pytest
-import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import graphwright as gw
@@ -162,9 +161,10 @@ def test_a_rank_killed_while_saving_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.linux
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_each_rank_reads_its_part_of_the_file(tmp_path: Path, ranks: int) -> None:
-    sizes = {"hidden_size": 768, "intermediate_size": 6144, "num_attention_heads": 12, "num_key_value_heads": 12}
+    sizes: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 6144}
+    sizes |= {"num_attention_heads": 12, "num_key_value_heads": 12}
     config = LlamaConfig(vocab_size=64, num_hidden_layers=3, **sizes)
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    LlamaForCausalLM(config).bfloat16().save_pretrained(tmp_path)
     whole = (tmp_path / "model.safetensors").stat().st_size
     for read, mapped, copied in run_ranks(ranks, divided_on_ranks.loaded, str(tmp_path)):
         assert abs(mapped - whole * 0.66 / ranks) < 0.05 * whole  # rows: projections into heads and neurons

@@ -83,7 +83,7 @@ def test_packed_heads_equal_dense_masked_attention(kind, atol):
         (made * gw.tensor(u)).sum().backward()
         (wanted * torch.from_numpy(u)).sum().backward()
         found = [grad_of(a).numpy().ravel() for a in mine], [grad_of(b).numpy().ravel() for b in theirs]
-        near(*map(np.concatenate, found), atol)
+        near(*map(np.concatenate, found), bound=atol)
 
 
 def test_long_runs_equal_dense_attention_too():

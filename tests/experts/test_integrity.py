@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import exp
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from graphwright.nn import functional
 from graphwright.optim import SGD
 from graphwright.testing.shift import Run, objective
 
-SMALL = {"experts": 4, "hidden": 4, "batch": 24, "dim": 8}
+SMALL: dict[str, Any] = {"experts": 4, "hidden": 4, "batch": 24, "dim": 8}
 rng = np.random.default_rng(0)
 X, WEIGHTS = np.random.default_rng(1).normal(size=(9, 3)).astype("f4"), np.eye(4, 3, dtype="f4")
 
@@ -238,7 +239,8 @@ def test_classes_of_probability_0_add_no_entropy():
 
 
 def test_settings_out_of_range_and_unknown_names_are_refused():
-    for wrong in ({"alpha": 0.0}, {"gamma": 1.5}, {"window": 0}):
+    settings: list[dict[str, Any]] = [{"alpha": 0.0}, {"gamma": 1.5}, {"window": 0}]
+    for wrong in settings:
         with pytest.raises(UsageError, match=next(iter(wrong))):
             ex.integrity(**wrong)
     with pytest.warns(UserWarning, match="at most"):

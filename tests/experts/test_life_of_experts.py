@@ -21,6 +21,7 @@ from graphwright.errors import Diverged
 from graphwright.optim import Adam
 from graphwright.optim.lr_scheduler import StepLR
 from graphwright.testing.shift import Net, Stream, objective
+from values import parameter_of
 
 STEPS, STOPS = 24, (4, 7, 15)  # the first right after a rebirth
 
@@ -66,11 +67,13 @@ def run(folder: Path, stops: tuple[int, ...]) -> lf.Life:
 
 
 def bytes_of(life: lf.Life) -> dict[str, bytes]:
+    assert life.training is not None
     p, optimizer = life.program, life.training.train.optimizer
     found = {key: p.weights[key].data.tobytes() for key in p.weights}
-    for key, variable in p.weights.items():
+    for key in p.weights:
         if key.startswith("mlp.experts"):
-            found |= {f"{key}.{n}": v.data.tobytes() for n, v in optimizer.state_of(variable).variables().items()}
+            state = optimizer.state_of(parameter_of(p, key))
+            found |= {f"{key}.{n}": v.data.tobytes() for n, v in state.variables().items()}
     found |= {n: v.data.tobytes() for n, v in life.training.train.variables().items()}
     return found
 
@@ -127,6 +130,7 @@ def begun(folder: Path) -> tuple[lf.Life, lf.Segment, ex.Regeneration]:
 
 
 def weights(life: lf.Life) -> dict[str, bytes]:
+    assert life.training is not None
     p, optimizer = life.program, life.training.train.optimizer
     return {n: v.data.tobytes() for n, v in {**p.weights, **optimizer.variables()}.items()}
 
@@ -192,6 +196,7 @@ def test_a_life_draws_pi_its_latch_and_the_number_of_experts_per_token(tmp_path)
         seen["loss"].append(run_.step(b, care))
         for name in ("pi", "rho"):
             seen[name].append(care.signals().own.states[name].item())
+    assert life.figures is not None
     rows = life.figures.curve.points
     for name, values in seen.items():
         assert [row[name] for row in rows] == pytest.approx(values, rel=1e-5)
@@ -236,7 +241,8 @@ def test_only_experts_with_tokens_are_written(tmp_path):
     batch = batches()[0]
     found = life.program.run({"x": batch["x"]})
     (router,) = ex.threshold_routers(life.program)
-    used = found.value(router.value("mask")).to_numpy().any(axis=0)
+    used = np.any(found.value(router.value("mask")).to_numpy(), axis=0)
+    assert life.training is not None
     life.training.step(batch)
     for i in range(6):
         moved = life.program.weights[f"mlp.experts.{i}.up.weight"].data.tobytes() != before[i]
@@ -275,5 +281,5 @@ def test_a_life_reads_what_the_steps_measured_every_tenth_step_and_at_its_end(tm
     assert end.facts["alarms"] == len(at)
     pi, norms = ([row[n] for row in seen] for n in ("pi", "gradient"))
     assert end.facts["measured"]["pi"] == {"mean": pytest.approx(np.mean(pi)), "least": min(pi)}
-    assert end.facts["rank_correlations"]["gradient"]["pi"] == pytest.approx(spearmanr(pi, norms).statistic)
+    assert end.facts["rank_correlations"]["gradient"]["pi"] == pytest.approx(spearmanr(pi, norms)[0])
     life.close()

@@ -6,6 +6,7 @@ import inspect
 import warnings
 from math import erf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +20,16 @@ from graphwright.errors import Diverged, UsageError
 from graphwright.experts.routers import threshold_routers
 from graphwright.graph import StaleHandle
 from graphwright.optim import Adam
+from graphwright.program.derived.step import TrainingStepGraph
 from graphwright.program.editing.proposal import Proposal
 from graphwright.program.editing.replay import replay
 from graphwright.program.program import Program
 from graphwright.testing.shift import Run, Stream, objective
 from seeds import deep
+from values import parameter_of
 
-SMALL = {"experts": 6, "hidden": 4, "batch": 32, "dim": 8}
-QUIET = {"k0": 2.0, "upkeep": 0, "grace": 3, "every": 2}
+SMALL: dict[str, Any] = {"experts": 6, "hidden": 4, "batch": 32, "dim": 8}
+QUIET: dict[str, Any] = {"k0": 2.0, "upkeep": 0, "grace": 3, "every": 2}
 EXPERT = "mlp.experts.{}"
 
 
@@ -58,8 +61,8 @@ def test_rates_and_unrouted_tokens_equal_a_count_in_numpy(decay, long):
     r = run(ex.Regeneration(**QUIET, decay=decay, slow=long))
     rate, fast, slow = np.full(6, 2 / 6), (1 - 2 / 6) ** 6, (1 - 2 / 6) ** 6
     kept: list[np.ndarray] = []
-    for _ in range(60):
-        batch = r.stream.draw()
+    batches = [r.stream.draw() for _ in range(60)]
+    for batch in batches:
         seen = r.program.run({"x": batch["x"]})
         (router,) = threshold_routers(r.program)
         hits, none = (seen.value(router.value(n)).to_numpy() for n in ("hits", "unrouted"))
@@ -77,7 +80,7 @@ def test_rates_and_unrouted_tokens_equal_a_count_in_numpy(decay, long):
     rows = state(r).unrouted.numpy()[:256]
     for age, x in enumerate(reversed(kept[-256:])):
         np.testing.assert_array_equal(rows[(row - 1 - age) % 256], x)
-    np.testing.assert_array_equal(state(r).recent.numpy()[:32], batch["x"])
+    np.testing.assert_array_equal(state(r).recent.numpy()[:32], batches[-1]["x"])
 
 
 def test_shares_begin_as_those_of_independent_tokens_and_living_experts():
@@ -93,7 +96,7 @@ def test_the_latch_gives_the_number_of_replaced_experts(rho, count):
     for _ in range(4):
         r.train(r.stream.draw())
     force(r, rho=rho, rate=[0.0, 0.0, 0.0, 0.0, 0.0, 0.5])
-    found = r.care.propose(r)
+    found = r.watch.propose(r)
     assert [c.event for c in found] == ["expert_reborn"] * count
     assert EXPERT.format(5) not in {c.name for c in found}
 
@@ -103,11 +106,11 @@ def test_young_experts_and_those_that_are_used_are_never_dead():
     for _ in range(4):
         r.train(r.stream.draw())
     force(r, rho=1.0, rate=[0.0] * 6)
-    assert not r.care.propose(r)
+    assert not r.watch.propose(r)
     for _ in range(8):
         r.train(r.stream.draw())
     force(r, rho=1.0, rate=[0.05 * 2 / 6 * f for f in (0.99, 1.01, 2, 3, 4, 5)])
-    assert [c.name for c in r.care.propose(r)] == [EXPERT.format(0)]
+    assert [c.name for c in r.watch.propose(r)] == [EXPERT.format(0)]
 
 
 def test_a_larger_pruning_never_replaces_fewer_and_the_seed_draws_among_the_dead():
@@ -119,7 +122,7 @@ def test_a_larger_pruning_never_replaces_fewer_and_the_seed_draws_among_the_dead
             for _ in range(4):
                 r.train(r.stream.draw())
             force(r, rho=1.0, rate=rates)
-            found[pruning, seed] = {c.name for c in r.care.propose(r)}
+            found[pruning, seed] = {c.name for c in r.watch.propose(r)}
             dead = {EXPERT.format(i) for i, rate in enumerate(rates) if rate < pruning / 3}
             assert found[pruning, seed] <= dead
             assert len(found[pruning, seed]) == min(len(dead), 2)
@@ -144,7 +147,7 @@ def test_the_choice_reads_the_step_before_it():
     before = [EXPERT.format(i) for i in np.flatnonzero(state(r).rate.numpy() < limit)]
     r.train(batch)
     assert before == [EXPERT.format(revived)]
-    assert [c.name for c in r.care.apply(r.program)] == [EXPERT.format(idle)]
+    assert [c.name for c in r.watch.apply(r.program)] == [EXPERT.format(idle)]
     (router,) = threshold_routers(r.program)
     weights = parameters(r.program, idle)
     r.train(r.stream.draw())  # the edit acts from the next step on
@@ -159,7 +162,7 @@ def test_an_expert_born_in_an_earlier_training_is_as_old_as_this_one():
         for _ in range(steps):
             r.train(r.stream.draw())
         force(r, rho=1.0, rate=[0.5, 0.0, 0.5, 0.5, 0.5, 0.5])
-        found = [(c.name, c.facts["age"]) for c in r.care.propose(r)]
+        found = [(c.name, c.facts["age"]) for c in r.watch.propose(r)]
     assert found == [(EXPERT.format(1), 4)]
 
 
@@ -168,12 +171,12 @@ def test_between_decisions_nothing_is_proposed_and_upkeep_replaces_one():
     for _ in range(3):
         r.train(r.stream.draw())
     force(r, rate=[0.0] * 6)
-    assert not r.care.propose(r)
+    assert not r.watch.propose(r)
     seen = []
     for _ in range(9):
         r.train(r.stream.draw())
         force(r, rate=[0.0] * 6)
-        seen.append(len(r.care.apply(r.program)))
+        seen.append(len(r.watch.apply(r.program)))
     assert seen == [0, 0, 1, 0, 0, 0, 0, 0, 1]
 
 
@@ -188,7 +191,7 @@ def reborn(covered: bool = False, **options) -> tuple[Run, dict[int, dict[str, n
         r.step()
     force(r, rho=0.25, rate=[0.5, 0.5, 0.0, 0.5, 0.5, 0.5])
     before = {i: parameters(r.program, i) for i in range(6)}
-    (change,) = r.care.apply(r.program)
+    (change,) = r.watch.apply(r.program)
     return r, before, change
 
 
@@ -274,10 +277,10 @@ def test_a_new_expert_moves_results_by_its_weight_and_the_largest_one_is_reporte
 def test_optimizers_begin_again_with_a_new_expert_alone():
     r, _, change = reborn()
     optimizer = r.train.optimizer
-    old = {k: v for k, v in r.program.weights.items() if k.startswith("mlp.experts.0.")}
+    old = {k: parameter_of(r.program, k) for k in r.program.weights if k.startswith("mlp.experts.0.")}
     moments = {k: optimizer.state_of(v).moments["m"].numpy().copy() for k, v in old.items()}
     key = f"{change.name}.prototype"
-    assert optimizer.state_of(r.program.weights[key]).steps.item() == 0
+    assert optimizer.state_of(parameter_of(r.program, key)).steps.item() == 0
     before = r.program.weights[key].numpy().copy()
     for k, v in old.items():
         np.testing.assert_array_equal(optimizer.state_of(v).moments["m"].numpy(), moments[k])
@@ -292,7 +295,7 @@ def test_the_old_handle_is_stale_and_the_entry_has_author_and_reason():
         r.step()
     handle = r.program.node(EXPERT.format(2) + ".prototype")
     force(r, rho=0.25, rate=[0.5, 0.5, 0.0, 0.5, 0.5, 0.5])
-    (change,) = r.care.apply(r.program)
+    (change,) = r.watch.apply(r.program)
     with pytest.raises(StaleHandle):
         r.program.node(handle)
     entry = r.program.journal[-1]
@@ -330,7 +333,7 @@ def test_edits_replayed_at_their_steps_give_equal_weights():
         if t == 5:
             force(r, rho=0.5, rate=[0.0, 0.5, 0.0, 0.5, 0.5, 0.5])
         count = len(r.program.journal)
-        r.care.apply(r.program)
+        r.watch.apply(r.program)
         for entry in r.program.journal[count:]:
             replay([entry], onto=plain.program)
     assert len(r.program.journal) > 1
@@ -346,7 +349,7 @@ def test_an_expert_is_added_where_more_tokens_than_usual_have_none():
     state(r).fast.assign(Tensor(from_numpy(np.asarray(0.5, np.float32))))
     state(r).slow.assign(Tensor(from_numpy(np.asarray(0.4, np.float32))))
     (router,) = threshold_routers(r.program)
-    (change,) = r.care.apply(r.program)
+    (change,) = r.watch.apply(r.program)
     assert (change.event, change.name) == ("expert_born", EXPERT.format(3))
     assert r.program.weights[router.alive].numpy().tolist() == [True] * 4 + [False] * 2
     for _ in range(4):  # the slow average moves as fast as the fast one, which it nears
@@ -357,7 +360,7 @@ def test_an_expert_is_added_where_more_tokens_than_usual_have_none():
         np.testing.assert_allclose(after, [0.98 * old + 0.02 * share for old in before], rtol=1e-5)
     for excess, events in ((0.019, []), (0.021, ["expert_born"])):
         state(r).fast.assign(Tensor(from_numpy(np.asarray(state(r).slow.item() + excess, np.float32))))
-        assert [c.event for c in r.care.apply(r.program)] == events
+        assert [c.event for c in r.watch.apply(r.program)] == events
 
 
 # -- steps that are not finite -----------------------------------------------------------------------------------------
@@ -386,10 +389,10 @@ def test_a_training_continues_as_if_a_batch_that_is_not_finite_had_not_been_ther
                 assert r.train.skipped
                 assert everything(r) == before
                 force(r, rho=1.0)
-                assert not r.care.apply(r.program)
+                assert not r.watch.apply(r.program)
             r.train(batch)
             force(r, rho=1.0)
-            r.care.apply(r.program)
+            r.watch.apply(r.program)
         states = r.watch.signals().own.states
         assert (states["skipped"].item(), states["streak"].item()) == (len(bad), 0)
         runs.append((everything(r), len(r.program.journal)))
@@ -405,10 +408,10 @@ def test_five_steps_in_a_row_that_are_not_finite_are_an_error_and_four_are_not()
             if i == 4:
                 before = everything(r)
                 with pytest.raises(Diverged, match="in a row"):
-                    r.care.apply(r.program)
+                    r.watch.apply(r.program)
                 assert everything(r) == before
             else:
-                assert not r.care.apply(r.program)
+                assert not r.watch.apply(r.program)
         if not bad:
             r.step()
 
@@ -426,7 +429,7 @@ def test_alarms_that_find_no_dead_expert_three_times_are_warned_of():
                 state(r).fast.assign(state(r).slow + 0.5)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                found = r.care.propose(r)
+                found = r.watch.propose(r)
             assert bool(found) == (t in dead or bool(options))
             seen.append(any("no dead expert" in str(w.message) for w in caught))
         return seen
@@ -444,7 +447,7 @@ def test_after_growth_the_slow_average_moves_fast_for_hold_steps(hold):
         r.train(r.stream.draw())
     for excess, events in ((0.045, []), (0.055, ["expert_born"])):
         state(r).fast.assign(Tensor(from_numpy(np.asarray(state(r).slow.item() + excess, np.float32))))
-        assert [c.event for c in r.care.apply(r.program)] == events
+        assert [c.event for c in r.watch.apply(r.program)] == events
     fast = []
     for _ in range(8):
         before = state(r).slow.item()
@@ -489,6 +492,7 @@ def work_of_renewals(experts: int, layers: int) -> set[tuple[str, int, int]]:
         for path, layer in signals.layers.items():
             dead = (np.arange(experts) == number) & (path == "layers.0.router")
             layer.rate.assign(Tensor(from_numpy(np.where(dead, 0.0, 0.5).astype(np.float32))))
+        assert isinstance(step._made, TrainingStepGraph)
         before = step._made.mirror.visited
         assert [c.name for c in care.apply(p) if c.event != "alarm"] == [f"layers.0.experts.{number}"]
         patched = step.plan.patched
@@ -507,7 +511,7 @@ def test_calm_steps_read_nothing_and_every_tenth_all_counters_by_one_read(monkey
     r, sizes = run(ex.Regeneration(k0=2.0, grace=1)), list[int]()
     for _ in range(20):
         r.train(r.stream.draw())
-        r.care.propose(r)
+        r.watch.propose(r)
     host = NDArray._host
     monkeypatch.setattr(NDArray, "_host", lambda array: (sizes.append(array.size), host(array))[1])
     per_step = []
@@ -515,7 +519,7 @@ def test_calm_steps_read_nothing_and_every_tenth_all_counters_by_one_read(monkey
         sizes.clear()
         r.train(batch)
         assert not sizes
-        r.care.apply(r.program)
+        r.watch.apply(r.program)
         per_step.append(sorted(sizes))
     # four counts, ten rows of figures; rates, which are alive, two shares of unrouted tokens, two steps
     assert per_step == [[4 + 10 * 8 + 6 + 6 + 2 + 2] if i % 10 == 9 else [] for i in range(30)]
@@ -534,11 +538,11 @@ def test_alarms_between_decisions_are_reported_with_their_steps_and_lost_by_no_p
                 variable.assign(Tensor(from_numpy(variable.numpy().copy())))
         r.train(r.stream.draw())
         alarms.append(r.train.reports["integrity.alarms"].item())
-        found = [c for c in r.care.apply(r.program) if c.event == "alarm"]
+        found = [c for c in r.watch.apply(r.program) if c.event == "alarm"]
         assert not found or t % 10 == 0
         seen += [t - c.steps_ago for c in found]
         assert all(c.facts["d"] < -0.3 for c in found)
-        rows.append(len(r.care.figures()))
+        rows.append(len(r.watch.figures()))
     expected = [t for t in range(1, 61) if alarms[t] > alarms[t - 1]]
     assert seen == expected
     assert {t % 10 for t in seen} - {0}
@@ -549,8 +553,8 @@ def test_a_controller_that_decides_rarely_reads_what_it_keeps_before_it_is_overw
     r, steps = run(ex.Regeneration(k0=2.0, every=300)), []
     for t in range(1, 601):
         r.train(r.stream.draw())
-        r.care.propose(r)
-        if n := len(r.care.figures()):
+        r.watch.propose(r)
+        if n := len(r.watch.figures()):
             steps.append((t, n))
     assert steps == [(256, 256), (300, 44), (512, 212), (600, 88)]
 
@@ -576,7 +580,8 @@ def test_programs_without_a_threshold_router_and_wrong_numbers_are_refused():
         e.set_outputs(logits=p.outputs()[0])
     with pytest.raises(ex.NoRouter):
         list(ex.Regeneration().signals().nodes(p))
-    for wrong in ({"pruning": 2.0}, {"growth": -0.1}, {"alpha": 0.0}, {"gamma": 2.0}, {"window": 0}):
+    settings: list[dict[str, Any]] = [{"pruning": 2.0}, {"growth": -0.1}, {"alpha": 0.0}, {"gamma": 2.0}, {"window": 0}]
+    for wrong in settings:
         with pytest.raises(UsageError, match=next(iter(wrong))):
             ex.Regeneration(**wrong)
 
@@ -587,6 +592,6 @@ def test_the_table_has_every_number_and_no_decision_reads_the_level_of_integrity
     signature = inspect.signature(ex.Regeneration).parameters
     assert [(name, default) for name, _, default in rows] == [(n, str(p.default)) for n, p in signature.items()]
     assert ["pruning", "0.1", "0.05"] in rows
-    source = Path(ex.regeneration.__file__).read_text(encoding="utf-8")
+    source = Path(inspect.getfile(ex.Regeneration)).read_text(encoding="utf-8")
     reads = [line for line in source.splitlines() if 'states["pi"]' in line or '"pi"' in line]
     assert all("facts" in line or line.startswith("FIGURES = ") for line in reads)

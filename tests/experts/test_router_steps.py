@@ -11,6 +11,7 @@ import graphwright as gw
 from graphwright import experts as ex
 from graphwright import nn, optim
 from graphwright.autograd import no_grad
+from graphwright.models.tokenizer import need_tokenizer
 from graphwright.nn import ThresholdRouter
 
 E, C, N = 6, 8, 40
@@ -116,7 +117,7 @@ def test_ghosts_of_topk_routers_train_them_in_a_compiled_step_as_in_the_eager_lo
 
 def test_ghosts_train_the_router_of_an_opened_mixture():
     model = ex.upcycle(gw.open("bundled"), 4, 2, layers=["layers.1.mlp", "layers.2.mlp"], std=0.5)
-    p, ids = model.program, np.array(model.tokenizer.encode("The following table lists"))[None]
+    p, ids = model.program, np.array(need_tokenizer(model).encode("The following table lists"))[None]
     feeds = {"ids": ids, "positions": np.arange(ids.shape[1])[None]}
     term = ex.ghost(weight=10.0, layers="layers.2.*")
 

@@ -14,6 +14,7 @@ from graphwright import nn, optim
 from graphwright.array import float64
 from graphwright.autograd import Tensor, no_grad
 from graphwright.errors import UsageError
+from graphwright.experts.observed import ThresholdLayer
 from graphwright.nn import ThresholdRouter
 from graphwright.testing.gradcheck import gradcheck
 from values import grad_of
@@ -136,7 +137,9 @@ def test_sdl_parts_prototypes_and_brings_the_soft_count_to_its_target():
         opt.zero_grad()
         term.loss(layers).backward()
         opt.step()
-        unit = layers[0].unit_prototypes.numpy()
+        (seen,) = layers
+        assert isinstance(seen, ThresholdLayer)
+        unit = seen.unit_prototypes.numpy()
         cosines.append(abs(unit @ unit.T - np.eye(E)).sum() / (E * (E - 1)))
     assert cosines[-1] < 0.6 * cosines[0]
     assert term.figures["router.soft_count"].item() == pytest.approx(2, rel=0.1)

@@ -54,6 +54,7 @@ def test_a_killed_process_resumes_with_the_same_bits(tmp_path, asynchronous):
         with child(folder, asynchronous) as process:
             try:
                 assert process.stdout is not None
+                assert process.stderr is not None
                 assert process.stdout.readline() == b"ready\n", process.stderr.read().decode()[-3000:]
                 with pytest.raises(lf.LifeBusy) as busy:
                     lf.open(folder)

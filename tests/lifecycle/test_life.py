@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from graphwright.errors import NonFinite, UsageError
 from graphwright.lifecycle.contents import Contents, payload
 from graphwright.lifecycle.writer import Writer
 from seeds import deep
+from values import parameter_of
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -65,7 +67,7 @@ def test_every_commit_is_a_safetensors_file_of_what_changed(tmp_path):
     found = load_file(commit.path)
     assert found.keys() == commit.record.tensors.keys()
     np.testing.assert_array_equal(found["model.0.weight"], life.program.weights["0.weight"].numpy())
-    state = run.train.optimizer.state_of(life.program.weights["0.weight"])
+    state = run.train.optimizer.state_of(parameter_of(life.program, "0.weight"))
     np.testing.assert_array_equal(found["optimizer.adamw.0.weight.v"], state.moments["v"].numpy())
     assert found["optimizer.adamw.0.weight.steps"] == 3
     assert "model.const" not in found  # of dropout, which no step changes
@@ -186,8 +188,9 @@ def test_birth_refuses_what_it_cannot_begin(tmp_path):
         lf.birth(3, tmp_path / "three", name="x")
     with pytest.raises(UsageError, match="invalid name"):
         lf.birth(program(), tmp_path / "x", name="")
+    never: Any = "never"
     with pytest.raises(UsageError, match="durable"):
-        lf.birth(program(), tmp_path / "x", name="x", durable="never")
+        lf.birth(program(), tmp_path / "x", name="x", durable=never)
     assert not (tmp_path / "x").exists()
 
 

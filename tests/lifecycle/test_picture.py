@@ -126,5 +126,5 @@ def test_rank_correlations_are_those_of_scipy():
     for step, (x, y) in enumerate(zip(a, b + a / 4, strict=True), 1):
         curve.add(step, {"pi": x, "gradient": y, "same": 1.0} | ({"few": x} if step < 3 else {}))
     found = curve.rank_correlations()
-    assert found == {"gradient": {"pi": pytest.approx(spearmanr(a, b + a / 4).statistic)}}
+    assert found == {"gradient": {"pi": pytest.approx(spearmanr(a, b + a / 4)[0])}}
     assert 0.1 < found["gradient"]["pi"] < 0.9

@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,10 +39,12 @@ class Experts:
         for i in range(EXPERTS):
             w = b.param(f"experts.{i}", np.full((32, 16), i / 64, np.float32))
             total = b.linear(x, w) if total is None else b.add(total, b.linear(x, w))
+        assert total is not None
         b.output(total, "y")
         self.source, self.inputs = b.build(), {"x": None}
         self.optimizer = optim.Adam(self.source, 1e-2)
-        self.settings, self.touched = SimpleNamespace(scaler=None), range(0)
+        self.settings = SimpleNamespace(scaler=None)
+        self.touched: Sequence[int] = range(0)
 
     def variables(self):
         return {}
@@ -62,7 +66,7 @@ class Experts:
 
 
 def experts(folder: Path, **options) -> tuple[lf.Life, lf.Segment, Experts]:
-    run = Experts()
+    run: Any = Experts()
     life = lf.birth(run.source, folder, name="experts", **options)
     return life, life.segment(run), run
 
@@ -142,11 +146,12 @@ def test_commits_of_a_thread_take_a_bounded_share_of_the_time(tmp_path, share, m
     monkeypatch.setattr(writer, "SHARE", share)
     life, run, data = begin(tmp_path / "life", asynchronous=True)
     life._writer.wait()
-    for age in range(1, 6):
+    train(run, data, 1)
+    life._writer.wait()
+    first = life.store.last.step
+    for age in range(2, 6):
         train(run, data, age)
         life._writer.wait()
-        if age == 1:
-            first = life.store.last.step
     assert (first, life.lag) == ((0, 5) if share < 1 else (1, 0))
     life.commit()
     assert life.lag == 0

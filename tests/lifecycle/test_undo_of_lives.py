@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,16 +13,25 @@ from bonsai import Reborn, X, again, begin, cared, everything, loader, program, 
 import graphwright as gw
 from graphwright import lifecycle as lf
 from graphwright import optim
+from graphwright.program import Transaction
 from graphwright.program.editing.journal import AUTHORS
 from graphwright.program.errors import NotUndoable
 from seeds import deep
+from values import parameter_of
 
 pytestmark = pytest.mark.usefixtures("warm", "young_heap")
 
 
 def moments(life: lf.Life, run: lf.Segment) -> tuple[bytes, ...]:
-    state = run.train.optimizer.state_of(life.program.weights["0.weight"])
+    state = run.train.optimizer.state_of(parameter_of(life.program, "0.weight"))
     return tuple(np.asarray(v.numpy()).tobytes() for v in state.variables().values())
+
+
+def replace_weight(e: Transaction) -> None:
+    """Make the change that a controller proposes."""
+    (change,) = Reborn(1).propose(SimpleNamespace(age=1))
+    assert change.apply is not None
+    change.apply(e)
 
 
 def test_a_controllers_change_is_an_entry_with_an_annotation_and_an_event(tmp_path):
@@ -175,7 +185,7 @@ def test_undo_and_edits_without_a_training_keep_moments(tmp_path):
     life.close()
     with lf.open(tmp_path / "life") as life:
         with life.program.edit("replace it") as e:
-            Reborn(1).propose(type("view", (), {"age": 1}))[0].apply(e)
+            replace_weight(e)
         life.commit()
     with lf.open(tmp_path / "life") as life:
         assert "optimizer.adamw.0.weight.m" not in everything(life)
@@ -195,7 +205,7 @@ def test_undo_and_edits_without_a_training_keep_moments(tmp_path):
 def test_moments_follow_a_cut_of_units_in_and_without_a_training(tmp_path, resumed_before):
     life, run, data = begin(tmp_path / "life")
     train(run, data, 3)
-    state = run.train.optimizer.state_of(life.program.weights["3.weight"])
+    state = run.train.optimizer.state_of(parameter_of(life.program, "3.weight"))
     wanted = np.delete(state.moments["m"].numpy(), [1, 4], axis=1)
     life.close()
     if resumed_before:
@@ -208,7 +218,7 @@ def test_moments_follow_a_cut_of_units_in_and_without_a_training(tmp_path, resum
     life.commit()
     life.close()
     life, run, data = again(tmp_path / "life")
-    state = run.train.optimizer.state_of(life.program.weights["3.weight"])
+    state = run.train.optimizer.state_of(parameter_of(life.program, "3.weight"))
     np.testing.assert_array_equal(state.moments["m"].numpy(), wanted)
     assert float(state.steps.numpy()) == 3
     train(run, data, 5)
@@ -248,7 +258,7 @@ def test_a_saved_training_after_a_rebirth_is_loaded_into_a_new_optimizer(tmp_pat
     for _ in range(2):
         run(batch)
         with p.edit("again") as e:
-            Reborn(1).propose(type("view", (), {"age": 1}))[0].apply(e)
+            replace_weight(e)
     run(batch)
     gw.save_state(tmp_path / "state", p, run.optimizer, compiled=run)
     p.save(tmp_path / "program")
@@ -288,6 +298,6 @@ def test_moments_begin_again_after_another_change_of_shape(tmp_path):
     life.close()
     life, run, data = again(tmp_path / "life")
     assert not any(any(part) for part in moments(life, run))
-    assert float(run.train.optimizer.state_of(life.program.weights["3.bias"]).steps.numpy()) == 3
+    assert float(run.train.optimizer.state_of(parameter_of(life.program, "3.bias")).steps.numpy()) == 3
     train(run, data, 5)
     life.commit(verify=True)

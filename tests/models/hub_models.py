@@ -8,8 +8,9 @@ from typing import Any
 import torch
 import transformers as tf
 
-TEXT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 99,
-        "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+TEXT: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+                        "vocab_size": 99, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1,
+                        "eos_token_id": 2}  # fmt: skip
 VISION = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
           "image_size": 32, "patch_size": 8}  # fmt: skip
 SPEECH = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,

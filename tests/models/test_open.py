@@ -272,7 +272,7 @@ def test_changed_weights_leave_the_file_alone(made: Callable[[str], Made]) -> No
         ("architectures", 0),
     ],
 )
-def test_invalid_config_field_is_named(field: str, value: object, copy: Callable[[str], Path]) -> None:
+def test_invalid_config_field_is_named(field: str, value: Any, copy: Callable[[str], Path]) -> None:
     path = copy("llama")
     edit_config(path, **{field: value})
     start = perf_counter()

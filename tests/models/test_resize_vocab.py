@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import checkpoints
 import numpy as np
@@ -174,7 +175,8 @@ def test_resizing_can_be_replayed_and_is_part_of_an_outer_edit(made: Callable[[s
 
 def test_a_vocabulary_that_cannot_be_resized_is_refused(made: Callable[[str], Made]) -> None:
     m = gw.open(made("llama").path)
-    for n in (0, -1, 2.0, True):
+    wrong: tuple[Any, ...] = (0, -1, 2.0, True)
+    for n in wrong:
         with pytest.raises(UsageError, match="n: the argument"):
             m.resize_vocab(n)
     with pytest.raises(OutOfMemory, match="MiB"):

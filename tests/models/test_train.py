@@ -204,10 +204,12 @@ def test_decoding_is_as_quick_after_training_and_notices_each_later_step(source,
     m = opened(source)
     trainer = Trainer(m, TEXT, RECIPE)
     reads, version = [], Storage.version
+    read = version.fget
+    assert read is not None
 
     def counting(storage: Storage) -> int:
         reads.append(storage)
-        return version.fget(storage)
+        return read(storage)
 
     with m.program.edit("train"):
         trainer.run(1)

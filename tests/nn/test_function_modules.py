@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from graphwright.testing.oracle import assert_close
 
 
 def test_arguments_are_attributes_and_unknown_ones_are_refused() -> None:
-    loss = gw.nn.HuberLoss("sum", 2.0)
+    loss: Any = gw.nn.HuberLoss("sum", 2.0)
     assert (loss.reduction, loss.delta) == ("sum", 2.0)
     with pytest.raises(TypeError, match="gamma"):
         gw.nn.HuberLoss(gamma=1.0)

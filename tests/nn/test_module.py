@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -84,12 +86,13 @@ class Gather(nn.Module):
     """Modules in every kind of container, called by the module that holds the container or by one further out."""
 
     def __init__(self) -> None:
-        self.blocks = nn.ModuleList([Block(), nn.ModuleList([Block()])])
+        self.blocks: Any = nn.ModuleList([Block(), nn.ModuleList([Block()])])
         self.heads = nn.ModuleDict({"a": nn.Linear(3, 2)})
         self.body = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
         self.outer = Block()
-        self.left, self.right = nn.ModuleList([self.body]), Block()
-        self.right.shared = self.outer.inner
+        right: Any = Block()
+        right.shared = self.outer.inner
+        self.left, self.right = nn.ModuleList([self.body]), right
 
     def forward(self, x):
         for block in (self.blocks[0], *self.blocks[1]):

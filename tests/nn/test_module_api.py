@@ -54,7 +54,8 @@ def test_a_shared_module_is_listed_once_as_in_torch() -> None:
 def test_paths_lead_to_modules_parameters_and_buffers() -> None:
     mine, _ = pair()
     assert mine.get_submodule("") is mine
-    assert mine.get_submodule("0.0").weight is mine.get_parameter("0.0.weight")  # type: ignore[attr-defined]
+    layer: Any = mine.get_submodule("0.0")
+    assert layer.weight is mine.get_parameter("0.0.weight")
     assert mine.get_buffer("0.2.running_mean").shape == (5,)
     with pytest.raises(UsageError, match=r"0\.0\.weight"):
         mine.get_parameter("0.0.weights")
@@ -75,7 +76,7 @@ def test_registered_attributes_are_saved() -> None:
         with pytest.raises(UsageError, match="name"):
             net.register_buffer(name, None)
     with pytest.raises(UsageError, match="no parameter"):
-        net.register_parameter("other", np.ones(1))  # type: ignore[arg-type]
+        net.register_parameter("other", np.ones(1))  # pyright: ignore[reportArgumentType]
 
 
 def hooked(net: Any) -> list[Any]:

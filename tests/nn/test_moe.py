@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,7 +108,7 @@ def test_padding_has_no_experts_and_changes_no_other_row_or_figure():
 def test_balance_loss_equals_that_of_transformers_pooled_over_layers():
     layers, tokens = [layer(), layer(score="softmax")], [X.reshape(-1, 6), X[::-1].reshape(-1, 6) * 2]
     found = [m.route(Tensor(from_numpy(x.copy()))) for m, x in zip(layers, tokens, strict=True)]
-    logits = tuple(torch.from_numpy(r.logits.numpy().copy()) for r in found)
+    logits: Any = tuple(torch.from_numpy(r.logits.numpy().copy()) for r in found)
     theirs = load_balancing_loss_func(logits, 5, 2)
     assert balance_loss(found, like="transformers").item() == pytest.approx(float(theirs), rel=1e-6)
     assert balance_loss(found).item() == pytest.approx(float(theirs) / 2, rel=1e-6)

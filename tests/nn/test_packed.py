@@ -29,7 +29,8 @@ def test_packing_and_padding_match_torch(batch_first: bool, lengths: list[int]) 
     ours = mine.pack_padded_sequence(gw.tensor(x), gw.tensor(lengths), batch_first, enforce_sorted=not sort)
     truth = theirs.pack_padded_sequence(torch.tensor(x.copy()), torch.tensor(lengths), batch_first, not sort)
     assert all(map(same, ours, truth))
-    for options in ({}, {"padding_value": -1.0}, {"total_length": 7}):
+    cases: list[dict[str, Any]] = [{}, {"padding_value": -1.0}, {"total_length": 7}]
+    for options in cases:
         found = mine.pad_packed_sequence(ours, batch_first, **options)
         assert all(map(same, found, theirs.pad_packed_sequence(truth, batch_first, **options)))
     parts = [gw.tensor(X[:n, i]) for i, n in enumerate(lengths)]

@@ -32,7 +32,8 @@ def test_values_gradients_and_buffers_match_torch(layer: str, kind: str, options
     mine.load_state_dict({n: v.numpy() for n, v in theirs.state_dict().items()})
     for step in range(3):
         if step == 2:
-            mine.eval(), theirs.eval()
+            mine.eval()
+            theirs.eval()
         found = []
         for net, lib in ((mine, gw), (theirs, torch)):
             net.zero_grad()

@@ -26,7 +26,7 @@ def launches(form: Form, dtype: torch.dtype) -> dict[str, Launch]:
     floats = torch.empty(tokens, device="meta")
     table, start = (torch.empty(64, dtype=torch.int64, device="meta") for _ in range(2))
     sizes, scales, strides = (tokens, tokens, heads, heads), (0.5, 1.5), (s for t in (q, q, v) for s in t.stride()[:3])
-    ints, operands, grid = (*scales, *strides), (q, q, v, table, floats, start), (2, heads)
+    ints, operands, grid = (*scales, *strides), (q, q, v, table, floats, start), (2 * heads,)
     constants = form.constants()
     made = {
         "forward": ((*operands, v, floats, *sizes, *ints), constants),

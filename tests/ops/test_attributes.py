@@ -37,7 +37,7 @@ ORACLE: list[tuple[Any, Any]] = [
     (float, lambda v: type(v) is float),
     (Number, lambda v: type(v) is float and np.isfinite(v)),
     (Positive, lambda v: type(v) is float and np.isfinite(v) and v > 0),
-    (AtLeastOne | None, lambda v: v is None or (whole(v) and v >= 1)),
+    (AtLeastOne | None, lambda v: v is None or (whole(v) and v >= 1)),  # pyright: ignore[reportOperatorIssue]
     (Annotated[int, Range(-1, 1, whole=True)], lambda v: type(v) is int and abs(v) <= 1),
     (Literal["none", "tanh"], lambda v: type(v) is str and v in ("none", "tanh")),
     (StaticSize, lambda v: whole(v) and v >= 0),

@@ -28,7 +28,9 @@ GROUPS = {entry_name(FOUND[at]): FOUND[at : at + 20] for at in range(0, len(FOUN
 def test_samples_and_error_inputs_are_as_in_torch(first: str) -> None:
     unexplained = []
     for op in GROUPS[first]:
-        report = compare(op, counterpart(op), FEW or None)
+        function = counterpart(op)
+        assert function is not None
+        report = compare(op, function, FEW or None)
         for outcome, notes in report.notes.items():
             if (op.name, outcome) not in KNOWN:
                 unexplained.append(f"{report.name}: {outcome}, {len(notes)} times: {notes[0]}")

@@ -126,7 +126,9 @@ def test_columns_need_scratch_and_atens_kernels_none(
         conv._direct("conv_weight", shape, w.sizes, float32, attrs),
     )
     assert tuple(f is not None for f in found) == direct
-    assert not found[0] or KERNELS["conv"].work([x], [x, w], attrs) == []
+    work = KERNELS["conv"].work
+    assert work is not None
+    assert not found[0] or work([x], [x, w], attrs) == []
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -86,7 +87,8 @@ def expert_probe(ins: Sequence[torch.Tensor], attrs: dict) -> tuple[torch.Tensor
             n = int(rows[r])
             given = (g[n] * one_expert(x[n], group, attrs)).sum()
             grads = torch.autograd.grad(given, group)
-            surprise[pairs[r]] = torch.sqrt(sum((t**2).sum() for t in grads))
+            total: Any = sum((t**2).sum() for t in grads)
+            surprise[pairs[r]] = torch.sqrt(total)
             gain[pairs[r]] = -given.detach()
     return surprise, gain
 

@@ -86,8 +86,11 @@ def test_16_bit_states_keep_their_masters() -> None:
     q = gw.nn.Parameter(p.detach().clone())
     other = gw.optim.Adam([q], lr=1e-4)
     other.load_state_dict(opt.state_dict())
-    assert np.array_equal(other.state[q].master.numpy(), opt.state[p].master.numpy())
-    assert other.state[q].master.numpy()[0] != 1.0
+    held, master = other.state[q].master, opt.state[p].master
+    assert held is not None
+    assert master is not None
+    assert np.array_equal(held.numpy(), master.numpy())
+    assert held.numpy()[0] != 1.0
 
 
 def test_states_that_do_not_fit_change_nothing() -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from block_edges import edges_of
 from graphwright import patterns as pt
 from graphwright.errors import UsageError
 from graphwright.graph import EditBusy, NotUndoable, StaleHandle
@@ -158,7 +159,8 @@ def test_bulk_edits_equal_the_loop_of_single_edits_down_to_the_order_of_lists():
             many.cut(pt.pattern.EdgeArray(cut))
         assert one.hash(positions=True) == many.hash(positions=True)
         assert np.array_equal(one.to_dense(), many.to_dense())
-    assert np.array_equal(dense(many.table), many.to_dense())
+        if batch % 50 == 49:
+            assert np.array_equal(dense(many.table), many.to_dense())
 
 
 def test_edges_selected_by_a_column_are_cut_and_written():
@@ -219,7 +221,7 @@ def test_bad_edits_are_refused_and_change_nothing():
 
 def test_an_edit_that_raises_leaves_no_trace_and_edits_do_not_nest():
     pattern = pt.star(257, 5, 9, 16)
-    edge = pattern.edge_between(16, 16)
+    (edge,) = edges_of(pattern, (16, 16))
 
     def fails():
         with pattern.edit("fails") as e:
@@ -256,7 +258,7 @@ def test_an_edge_outside_the_window_sees_all_causal_pairs():
     pattern = pt.sliding_window(64, 4, 16)
     pattern.connect(3, 0)
     assert pattern.to_dense()[0, 48:, :16].all()
-    near = pattern.edge_between(3, 2)
+    (near,) = edges_of(pattern, (3, 2))
     before = pattern.to_dense()
     pattern.cut(near)
     pattern.connect(3, 2)
@@ -276,13 +278,14 @@ def test_single_edits_touch_few_words_whatever_the_length_and_the_degree(tokens,
     count = min(degree, tokens - 8)
     edges = pattern.connect_many(np.zeros(count, int), np.arange(count))
     graph, lookups = pattern.graph, pattern.lookups
+    assert lookups is not None
     words, probes = [], []
     for q, k in sorted({pattern.ends(edges[at])[1:] for at in (0, len(edges) // 2, len(edges) - 1)}):
         actions = (
-            lambda q=q, k=k: pattern.cut(pattern.edge_between(q, k)),
+            lambda q=q, k=k: pattern.cut(*edges_of(pattern, (q, k))),
             lambda q=q, k=k: pattern.connect(q, k),
             lambda: pattern.connect(7, 3),
-            lambda: pattern.cut(pattern.edge_between(7, 3)),
+            lambda: pattern.cut(*edges_of(pattern, (7, 3))),
         )
         for action in actions:
             touched, probed = graph.cells_touched, lookups[0]
@@ -349,7 +352,7 @@ def test_a_change_that_does_not_fit_is_refused_as_a_whole():
     change = pattern.journal[-1].change
     error = refused(pattern, NotUndoable, lambda: pattern.apply(change))
     assert "exists" in str(error)
-    pattern.cut(pattern.edge_between(6, 1))
+    pattern.cut(*edges_of(pattern, (6, 1)))
     assert "does not exist" in str(refused(pattern, NotUndoable, lambda: pattern.apply(change.invert())))
 
 

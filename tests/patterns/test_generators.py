@@ -9,6 +9,7 @@ import pytest
 
 from graphwright import patterns as pt
 from graphwright.errors import ShapeError, UsageError
+from graphwright.patterns.rules import Frame, RandomBlocks
 from graphwright.patterns.table import FULL, MASKED, RULE
 
 from .reader import dense
@@ -24,9 +25,9 @@ def grid(tokens):
 
 def drawn(i, j, block, n, seed):
     """Whether block j // block is among the n earlier blocks that row i // block draws."""
-    rule = pt.rules.RandomBlocks(n, seed)
+    rule = RandomBlocks(n, seed)
     size = int(i.max()) + 1
-    frame = pt.rules.Frame(size, size, block, 0)
+    frame = Frame(size, size, block, 0)
     chosen = {row: set(rule.drawn(frame, row)) for row in range(frame.rows)}
     return np.array([[b // block in chosen[a // block] for b in j[0]] for a in i[:, 0]])
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from block_edges import edges_of
 from graphwright import patterns as pt
 from graphwright.errors import ShapeError, UsageError
 from graphwright.patterns import Pattern
@@ -243,7 +244,7 @@ def test_flex_masks_of_mask_mods_are_tabulated_or_refused():
 def test_planes_become_heads_of_a_flex_mask():
     pytest.importorskip("torch")
     pattern = pt.causal_full(64, 16, planes=2)
-    pattern.cut(pattern.edge_between(3, 0, 1))
+    pattern.cut(*edges_of(pattern, (3, 0, 1)))
     assert np.array_equal(Pattern.from_flex(pattern.to_flex()).to_dense(), pattern.to_dense())
 
 
@@ -261,7 +262,7 @@ def test_copies_are_independent():
     pattern = edited()
     twin = pattern.copy()
     assert twin.hash(positions=True) == pattern.hash(positions=True)
-    edge = twin.connect(5, 4) if not twin.has(5, 4) else twin.edge_between(5, 4)
+    edge = twin.edge_between(5, 4) or twin.connect(5, 4)
     before = pattern.hash(positions=True)
     twin.cut(edge)
     twin.extend((120, 180))
@@ -282,7 +283,7 @@ def test_hash_tells_edges_apart_and_not_histories():
         e.set(b.edges(), score=1.0, birth=3)
     assert a.hash() == b.hash()
     with b.edit("pin") as e:
-        e.set(b.edge_between(3, 0), pinned=1)
+        e.set(*edges_of(b, (3, 0)), pinned=1)
     assert a.hash() != b.hash()
     others = [
         pt.Pattern(64, 16, causal=False),
@@ -292,9 +293,9 @@ def test_hash_tells_edges_apart_and_not_histories():
     ]
     assert len({p.hash() for p in [pt.Pattern(64, 16), *others]}) == 5
     full, ruled = (pt.Pattern(16, 16, causal=False, window=3, symmetric=True) for _ in range(2))
-    full.connect(0, 0)
+    edge = full.connect(0, 0)
     ruled.connect(0, 0)
-    full.graph.set_edge(full.edge_between(0, 0), kind=FULL)
+    full.graph.set_edge(edge, kind=FULL)
     assert full.hash() != ruled.hash()
     masks = [Pattern.from_dense(np.eye(16, k=k, dtype=bool), 16, causal=False).hash() for k in (0, 1)]
     assert masks[0] != masks[1]
@@ -305,10 +306,10 @@ def test_difference_of_two_versions_is_the_journal():
     old = pattern.copy()
     assert not old.diff(pattern)
     with pattern.edit("several") as e:
-        e.cut(pattern.edge_between(9, 9, 1))
+        e.cut(*edges_of(pattern, (9, 9, 1)))
         e.connect(9, 3, 1)
         e.connect(12, 2)
-        e.set(pattern.edge_between(5, 5), pinned=1)
+        e.set(*edges_of(pattern, (5, 5)), pinned=1)
     diff = old.diff(pattern)
     assert diff.added.tolist() == [[0, 12, 2], [1, 9, 3]]
     assert diff.removed.tolist() == [[1, 9, 9]]

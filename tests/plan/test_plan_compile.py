@@ -210,8 +210,10 @@ def test_results_may_be_nested_and_contain_none() -> None:
         y, cell, none = f(np.ones(2, np.float32))
         assert none is None
         assert isinstance(cell, Cell)
-        assert cell.rest["a"][1] is None
-        assert (y.tolist(), cell.h.tolist(), cell.rest["a"][0].tolist()) == ([1, 1], [2, 2], [3, 3])
+        first, second = cell.rest["a"]
+        assert first is not None
+        assert second is None
+        assert (y.tolist(), cell.h.tolist(), first.tolist()) == ([1, 1], [2, 2], [3, 3])
 
 
 BAD_FEEDS = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -347,7 +348,7 @@ def test_repeated_runs_equal_single_runs(how: str) -> None:
         x[...] += 1
         return len(seen) < 5
 
-    options = {"executor": how} if how in ("vm", "aten") else {"device": how} if how == "sim" else {}
+    options: dict[str, Any] = {"executor": how} if how in ("vm", "aten") else {"device": how} if how == "sim" else {}
     space = Executable(count().compile(x=(3,), **options), poison=how == "poison", safe=how == "safe")
     x, seen = np.array([0.5, -1, 2], np.float32), []
     space.run_while([x], "y", again)

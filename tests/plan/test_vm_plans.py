@@ -105,7 +105,10 @@ def test_plans_made_while_the_vm_is_built_switch_over_to_it(monkeypatch: pytest.
     step = gw.compile_step(trained, lambda y, t: loss(y, t), optim.SGD(trained, lr=0.1), inputs)
 
     def run() -> list[str]:
-        function(x), program(x=x), step(inputs), cache.prefill(np.array([[1]]))
+        function(x)
+        program(x=x)
+        step(inputs)
+        cache.prefill(np.array([[1]]))
         assert program._latest is not None
         (decode,) = [bound.space.plan for bound in cache.steps.spaces.values()]
         plans = function.plan(x), program._latest[0], step.plan, decode

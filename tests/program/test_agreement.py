@@ -19,7 +19,7 @@ INF, NAN = np.inf, np.nan
         ([INF], [-INF], (INF, 0.0)),
         ([2.0], [INF], (INF, 2.0)),
         ([], [], (0.0, 0.0)),
-        (np.float32([0.1]), np.float64([0.1]), (abs(float(np.float32(0.1)) - 0.1), float(np.float32(0.1)))),
+        (np.array([0.1], np.float32), np.array([0.1]), (abs(float(np.float32(0.1)) - 0.1), float(np.float32(0.1)))),
     ],
 )
 def test_largest_difference(a, b, expected):

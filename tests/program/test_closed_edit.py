@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,8 +91,8 @@ def test_calls_on_a_closed_edit_are_refused(closed, name):
     before = fingerprint(p), counters(p)
     with pytest.raises(EditClosed, match=r"this edit is (closed|not open)") as caught:
         CALLS[name](e, p)
-    assert "tiny" in caught.value.where
-    assert "use e inside the block" in caught.value.fix
+    assert "tiny" in str(caught.value.where)
+    assert "use e inside the block" in str(caught.value.fix)
     assert (fingerprint(p), counters(p)) == before
 
 
@@ -180,8 +181,9 @@ def test_an_edit_in_another_thread_does_not_reopen_an_edit():
 def test_an_inner_edit_cannot_relax_an_option_of_the_outer_one(option):
     p = tiny()
     before = p.hash()
+    weaker: dict[str, Any] = {option: False}
     with p.edit("outer"), pytest.raises(UsageError, match="weaker options") as caught:  # noqa: SIM117
-        with p.edit("inner", **{option: False}):
+        with p.edit("inner", **weaker):
             pytest.fail("the block ran")
     error = caught.value
     assert error.expected == f"{option}=True"
@@ -189,5 +191,5 @@ def test_an_inner_edit_cannot_relax_an_option_of_the_outer_one(option):
     assert "'inner' within 'outer'" in str(error)
     assert error.fix
     assert p.hash() == before
-    with p.edit("outer", **{option: False}), p.edit("inner"), p.edit("innermost", **{option: False}):
+    with p.edit("outer", **weaker), p.edit("inner"), p.edit("innermost", **weaker):
         pass

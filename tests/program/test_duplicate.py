@@ -9,6 +9,7 @@ import pytest
 
 import graphwright as gw
 from graphwright.program import BoundaryMismatch, Program, UnknownNode, load
+from values import array_of
 
 
 def net(blocks: int = 3, residual: bool = True) -> Program:
@@ -66,7 +67,7 @@ def test_the_copy_has_weights_of_its_own() -> None:
     p.undo()
     with p.edit("deeper") as e:
         e.duplicate("block.0")
-    p.weights["net.h.1.fc"].own().copy_from(gw.zeros(4, 4).data)  # as an optimizer writes
+    p.weights["net.h.1.fc"].own().copy_from(array_of(gw.zeros(4, 4)))  # as an optimizer writes
     assert p.weights["net.h.0.fc"].data.to_numpy().any()
 
 

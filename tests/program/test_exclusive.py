@@ -37,7 +37,7 @@ def together(*jobs: Callable[[], object]) -> None:
         raise errors[0]
 
 
-def times(n: int, job: Callable[[], object]) -> Callable[[], None]:
+def times(n: int, job: Callable[[], object]) -> Callable[[], object]:
     return lambda: [job() for _ in range(n)] and None
 
 
@@ -88,7 +88,7 @@ def test_readers_beside_an_editor_see_whole_versions() -> None:
 
 def test_a_plan_runs_in_one_thread_after_the_other() -> None:
     p = tiny()
-    feeds = {name: np.ones(p.spec(p.node(name)).bind({d: 2 for d in p.spec(p.node(name)).shape}).sizes, np.float32)
+    feeds = {name: np.ones(p.spec(p.node(name)).bind({str(d): 2 for d in p.spec(p.node(name)).shape}).sizes, np.float32)
              for name in p.input_names()}  # fmt: skip
     plan = p.compile({name: a.shape for name, a in feeds.items()})
     want = {name: a.tobytes() for name, a in plan(feeds).items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -14,7 +16,7 @@ X = RNG.normal(size=(6, 3, 5, 5)).astype("f4")
 
 
 class Net(nn.Module):
-    def __init__(self, lib) -> None:
+    def __init__(self: Any, lib: Any) -> None:
         if lib is torch.nn:
             torch.nn.Module.__init__(self)
         self.conv, self.norm, self.drop = lib.Conv2d(3, 4, 3), lib.BatchNorm2d(4), lib.Dropout(0.4)

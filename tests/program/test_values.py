@@ -14,11 +14,12 @@ from safetensors.numpy import load_file
 import graphwright as gw
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.safetensors import UnsafeFile
+from values import array_of
 
 
 def same(a: Any, b: Any) -> bool:
     if isinstance(a, gw.Tensor):
-        return isinstance(b, gw.Tensor) and a.spec == b.spec and a.data.tobytes() == b.data.tobytes()
+        return isinstance(b, gw.Tensor) and a.spec == b.spec and array_of(a).tobytes() == array_of(b).tobytes()
     if isinstance(a, dict):
         return a.keys() == b.keys() and [*a] == [*b] and all(same(v, b[k]) for k, v in a.items())
     if isinstance(a, list | tuple):

@@ -14,6 +14,7 @@ from fixtures import tiny_llama
 from graphwright import surgery as sg
 from graphwright.errors import UsageError
 from graphwright.models.errors import PromptError
+from graphwright.models.tokenizer import need_tokenizer
 from graphwright.surgery.calibration import Stream
 from graphwright.surgery.pruning.prunable import prunable
 from graphwright.surgery.pruning.restore import Gram, GramSum
@@ -132,7 +133,7 @@ def test_calibration_accepts_samples_of_other_inputs():
 
 
 def test_texts_and_ragged_rows_are_joined_and_cut():
-    tokenizer = gw.open("bundled").tokenizer
+    tokenizer = need_tokenizer(gw.open("bundled"))
     texts = ["to be, or not to be, " * 20, "that is the question. " * 30]
     joined = sg.Calibration("".join(texts), 512, 64, tokenizer=tokenizer)
     rows = [tokenizer.encode(text) for text in texts]
@@ -158,7 +159,7 @@ def test_surgery_makes_calibration_data_from_texts_and_ids():
     found = model.prune(sg.Ratio(0.1), text, kinds=("neurons",), recipe="units")
     data = sg.Calibration(text, tokenizer=other.tokenizer)
     assert found.calibration == data.to_json()
-    ids = np.array(model.tokenizer.encode(text))
+    ids = np.array(need_tokenizer(model).encode(text))
     assert other.prune(sg.Ratio(0.1), ids, kinds=("neurons",), recipe="units").calibration == data.to_json()
     assert model.program.hash() == other.program.hash()
     rows = sg.compare(model, other, [text[:600], text[600:900]])

@@ -14,6 +14,7 @@ from fixtures import tiny_llama
 from graphwright import surgery as sg
 from graphwright.errors import UsageError
 from graphwright.models.inspect import flops
+from graphwright.progress import Progress
 from graphwright.surgery.calibration import Stream
 from graphwright.surgery.errors import NothingToPrune, StaleStep
 from graphwright.surgery.matrices import NonFiniteWeight
@@ -355,7 +356,7 @@ def test_an_exported_model_loads_in_transformers_with_equal_logits(pruned, tmp_p
 
 
 def test_progress_of_each_phase_ends_at_its_total():
-    seen: list[gw.Progress] = []
+    seen: list[Progress] = []
     opened().prune(sg.Ratio(0.3), data(512), progress=seen.append)
     last = {event.what: event for event in seen}
     assert {"scoring", "restoring"} <= last.keys()

@@ -50,7 +50,7 @@ class Buffer(Variable):
 
     __slots__ = ("persistent",)
 
-    def __init__(self, data: NDArray, persistent: bool = True, name: str = "") -> None:
+    def __init__(self, data: Any, persistent: bool = True, name: str = "") -> None:
         super().__init__(data, False, name)
         self.persistent = persistent
 

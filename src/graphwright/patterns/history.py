@@ -20,7 +20,7 @@ class Owner(Protocol):
         """Return a context that an edit enters before it locks the pattern. Raises: UsageError if it is refused."""
         ...
 
-    def __call__(self, change: PatternChange, why: str, author: str | None) -> None:
+    def __call__(self, change: PatternChange, why: str, author: str | None, /) -> None:
         """Journal a change that was applied already. If it raises an error, the pattern reverts the change."""
         ...
 

@@ -239,7 +239,7 @@ def test_both_spellings_of_the_number_of_experts_are_read_and_kept(
         assert np.array_equal(m.logits(IDS), gw.open(made(name).path).logits(IDS))
         m.export(out, check="none", timed=False)
         assert (out / "config.json").read_bytes() == (path / "config.json").read_bytes()
-        edit_config(path, **{spelling: 5, other: 6})
+        edit_config(path, remove=(), **{spelling: 5, other: 6})
         with pytest.raises(ConfigError, match="num_experts"):
             gw.open(path)
 

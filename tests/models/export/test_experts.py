@@ -153,7 +153,7 @@ def test_rows_that_transformers_default_refuses_are_warned_of_with_the_way_out(
         with pytest.raises(RuntimeError, match="16 bytes") if warned else nullcontext():
             theirs(ids)
         m.undo()
-    options = {"experts_implementation": "eager"} if warned else {}
+    options: dict[str, Any] = {"experts_implementation": "eager"} if warned else {}
     with torch.no_grad():
         theirs = Qwen3MoeForCausalLM.from_pretrained(out, **options)
         assert relative(gw.open(out).logits(IDS), theirs(ids).logits.numpy()) < 1e-5

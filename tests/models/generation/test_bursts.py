@@ -9,7 +9,7 @@ import pytest
 from checkpoints import some_ids
 
 import graphwright as gw
-from graphwright.errors import UsageError
+from graphwright.errors import NonFinite, UsageError
 from graphwright.models import Sampling, SamplingRequest
 
 PROMPT = some_ids((3, 7))
@@ -103,7 +103,7 @@ def test_a_result_that_is_not_finite_leaves_the_cache_as_it_was(model: gw.Model)
     with m.program.edit("break the row of the fourth id") as e:
         e.set_weight("embed.weight", lambda w: np.where(np.arange(len(w))[:, None] == ids[3], np.inf, w))
     cache, _ = filled(m, Sampling())
-    with pytest.raises(gw.errors.NonFinite):
+    with pytest.raises(NonFinite):
         cache.advance(6, requests)
     assert cache.tokens.tolist() == PROMPT[:1].tolist()
     assert cache.length == cache.variables["cache.length"].item() == 7

@@ -161,7 +161,7 @@ def test_set_up_is_timed_apart_from_the_prompt_and_the_tokens(monkeypatch: pytes
     slow: list[None] = []
     executable = Plan.new_executable
 
-    def slow_executable(plan: Plan, variables: object) -> object:
+    def slow_executable(plan: Plan, variables: Any) -> object:
         slow.append(sleep(pause))
         return executable(plan, variables)
 

@@ -223,7 +223,7 @@ def test_caches_on_a_device_decode_as_on_the_host(kind: Any, whole: gw.Model) ->
 
 def test_a_program_that_counts_positions_itself_has_no_cache() -> None:
     class Own(Decoder):
-        def forward(self, ids: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        def forward(self, ids: Tensor) -> dict[str, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
             x = self.embed(ids)
             for layer in self.layers:
                 x = layer(x)

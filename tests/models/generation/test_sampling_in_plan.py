@@ -169,7 +169,7 @@ def test_every_sequence_needs_one_sampling_request(model: gw.Model) -> None:
 @pytest.mark.parametrize("kind", ["static", "paged"])
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 4}])
 def test_texts_need_no_compiled_code(
-    kind: str, options: dict, model: gw.Model, monkeypatch: pytest.MonkeyPatch
+    kind: Any, options: dict, model: gw.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def text() -> list[int]:
         cache = model.new_cache(60, kind=kind)

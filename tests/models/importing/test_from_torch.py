@@ -11,6 +11,7 @@ from torch_layers import LAYERS, random_network
 
 import graphwright as gw
 from seeds import deep
+from values import grad_of
 
 
 def compare(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], **options: Any) -> gw.Program:
@@ -29,7 +30,7 @@ def compare(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], **options
         out.backward(gw.tensor(up.numpy()))
         for (key, _), grad in zip(module.named_parameters(), grads, strict=True):
             if grad is not None:
-                found = p.weights[key].grad.numpy()
+                found = grad_of(p.weights[key]).numpy()
                 np.testing.assert_allclose(found, grad.numpy(), rtol=1e-9, atol=1e-10, err_msg=key)
     return p
 

@@ -20,6 +20,7 @@ from graphwright.models import TensorMismatch, UnsupportedArchitecture
 from graphwright.models.errors import PromptError
 from graphwright.models.generation.recomputed import RecomputedGeneration
 from graphwright.models.importing import hub, scans, torch_modules
+from graphwright.models.importing.report import Imported
 from graphwright.program.errors import FeedError
 
 ORDINARY = ("electra", "opt", "deit", "resnet", "mamba2")
@@ -124,7 +125,7 @@ def test_class_of_one_length_generates_up_to_it_as_transformers_does(monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     module = saved("mamba", tmp_path / "mamba")
     model = gw.open(tmp_path / "mamba", tokenizer=False)
-    length = model.program.spec("ids").shape[1]
+    length = int(model.program.spec("ids").shape[1])
     ids = torch.tensor([[5, 6, 7, 8]])
     options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
     expected = module.generate(ids, max_new_tokens=length - 4, **options)[0, 4:].tolist()
@@ -261,6 +262,8 @@ class Scaled(tf.PreTrainedModel):
     """A model with a buffer in bfloat16, as RecurrentGemma's factor of the embedding, and one in float32."""
 
     config_class = tf.ElectraConfig
+    factor: torch.Tensor
+    frequency: torch.Tensor
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -302,5 +305,6 @@ def test_sizes_become_numbers_where_the_class_has_no_graph_for_names(monkeypatch
     p = hub._program(module, module.config, "masked-lm", values)
     assert tried == [{"input_ids": ("B", "T"), "attention_mask": ("B", "T")},
                      {"input_ids": ("B", 13), "attention_mask": ("B", 13)}]  # fmt: skip
+    assert isinstance(p.imported, Imported)
     assert p.imported.fixed["T"] == "13: no graph for T"
     assert p.spec(p.node("input_ids")).shape == ("B", 13)

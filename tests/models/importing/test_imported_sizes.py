@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import graphwright as gw
 from graphwright.errors import ShapeError
 from graphwright.models.importing.capture import capture
+from graphwright.models.importing.report import Imported
 from graphwright.program.errors import FeedError
 from seeds import some
 
@@ -22,7 +23,7 @@ from seeds import some
 class Run(nn.Module):
     """A module of one function, with the layers that it uses."""
 
-    def __init__(self, function: Callable[..., torch.Tensor], **layers: nn.Module) -> None:
+    def __init__(self, function: Callable[..., Any], **layers: nn.Module) -> None:
         super().__init__()
         self.function = function
         for name, layer in layers.items():
@@ -214,6 +215,7 @@ def test_masks_of_transformer_layers_are_found_to_be_causal(longest, capfd):
         x = torch.randn(3, rows, 8)
         np.testing.assert_allclose(p(x=x.numpy())["out"].numpy(), module(x).detach(), rtol=1e-5, atol=1e-6)
     if longest is not None:
+        assert isinstance(p.imported, Imported)
         assert any("T <= 12" in text for text in p.imported.fixed)
         with pytest.raises(ShapeError, match="T <= 12"):
             p(x=np.zeros((1, 13, 8), "f4"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,16 +13,18 @@ import graphwright as gw
 from graphwright import nn, optim
 
 STEPS = 50
-OFF = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, **OFF}
+OFF: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+SMALL: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+                         "intermediate_size": 64, **OFF}  # fmt: skip
 
 
-def made(name: str):
+def made(name: str) -> tuple[Any, dict[str, Any], int, tuple[int, ...]]:
     """A module, and rows of its inputs."""
     torch.manual_seed(3)
     rng = np.random.default_rng(0)
     if name == "vit":
-        config = tf.ViTConfig(**SMALL, image_size=16, patch_size=4, num_labels=5)
+        options = {**SMALL, "image_size": 16, "patch_size": 4, "num_labels": 5}
+        config = tf.ViTConfig(**options)
         pixels = rng.normal(size=(6, 3, 16, 16)).astype("f4")
         return tf.ViTForImageClassification(config), {"pixel_values": pixels}, 5, (6,)
     config = tf.BertConfig(**SMALL, vocab_size=40, max_position_embeddings=32)

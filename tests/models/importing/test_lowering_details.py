@@ -67,7 +67,8 @@ def padded(x: torch.Tensor) -> torch.Tensor:
 
 def window(x: torch.Tensor) -> torch.Tensor:
     """Slice a table by a tensor that is made of a size, as DeBERTa does."""
-    n, table = torch.tensor(min(x.shape[1], 8)), torch.arange(48.0).view(16, 3)
+    n: Any = torch.tensor(min(x.shape[1], 8))
+    table = torch.arange(48.0).view(16, 3)
     return table[8 - n : 8 + n].sum() + x.clamp(0, n * 2 - 1)
 
 

@@ -203,6 +203,8 @@ def test_half_precision_is_recovered_within_its_rounding():
 class Filled(torch.nn.Module):
     """Attention whose hidden scores are replaced by a number, by a mask in a buffer."""
 
+    seen: torch.Tensor
+
     def __init__(self, fill: float, diagonal: int = 0) -> None:
         super().__init__()
         self.qkv, self.fill = torch.nn.Linear(WIDTH, 3 * WIDTH), fill
@@ -236,6 +238,8 @@ def test_scores_replaced_by_minus_infinity_are_a_mask(fill, diagonal, found):
 
 class Windowed(torch.nn.Module):
     """Attention to the last keys: by a stored mask for a largest length, or by one that is made for each length."""
+
+    stored: torch.Tensor
 
     def __init__(self, window: int, how: str, longest: int = 0) -> None:
         super().__init__()

@@ -47,7 +47,7 @@ LAYERS: dict[str, Callable[[], Example]] = {
     "BatchNorm1d": lambda: (nn.BatchNorm1d(4), (vector(3, 4),)),
     "BatchNorm2d": lambda: (nn.BatchNorm2d(4), (vector(3, 4, 5, 4),)),
     "LayerNorm": lambda: (nn.LayerNorm(6), (vector(2, 3, 6),)),
-    "LayerNorm-2d": lambda: (nn.LayerNorm((3, 6)), (vector(2, 3, 6),)),
+    "LayerNorm-2d": lambda: (nn.LayerNorm([3, 6]), (vector(2, 3, 6),)),
     "RMSNorm": lambda: (nn.RMSNorm(6), (vector(2, 3, 6),)),
     "GroupNorm": lambda: (nn.GroupNorm(2, 4), (vector(2, 4, 5),)),
     "InstanceNorm2d": lambda: (nn.InstanceNorm2d(4, affine=True), (vector(2, 4, 5, 5),)),

@@ -287,7 +287,8 @@ def test_an_assigned_state_is_an_input_and_an_output(tmp_path):
     run, held = p.compile(x=(3, 2)), np.zeros(2, "f4")
     for _ in range(3):
         x = RNG.normal(size=(3, 2)).astype("f4")
-        y, held, unread = session.run(None, {"x": x, "sums.total": held, "unread": np.zeros((), "f4")})
+        feeds = {"x": x, "sums.total": held, "unread": np.zeros((), "f4")}
+        y, held, unread = map(np.asarray, session.run(None, feeds))
         np.testing.assert_allclose(y, run(x=x)["y"].to_numpy(), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(held, p.weights["sums.total"].data.to_numpy(), rtol=1e-5, atol=1e-6)
         assert unread == 4
@@ -364,7 +365,7 @@ def test_the_check_compares_a_file_with_its_program(tmp_path):
     """Small outputs too, and the next values of states; the program's states stay as they are."""
     p = accumulator()
     with p.edit("a start that is not zero") as e:
-        e.set_weight("sums.total", np.float32([0.5, -1]))
+        e.set_weight("sums.total", np.array([0.5, -1], np.float32))
     path, before = p.to_onnx(tmp_path / "a.onnx"), p.hash()
     found = check_onnx(p, path)
     assert found["max_rel"] < 1e-5

@@ -261,7 +261,7 @@ def _forward(x: Spec | torch.Tensor, w: Spec | torch.Tensor, attrs: Attrs) -> tu
 
 
 def _fresh(ins: Tensors, attrs: Attrs) -> Fresh | None:
-    given: Any = _forward(*ins[:2], attrs)
+    given: Any = _forward(ins[0], ins[1], attrs)
     return given and (lambda x, w, b=None, **_: torch.convolution(x, w, b, *given).contiguous())
 
 

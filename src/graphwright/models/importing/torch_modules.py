@@ -52,8 +52,8 @@ def from_torch(
 @contextmanager
 def _without_cache(module: Any) -> Iterator[None]:
     """Context manager: models of transformers return no cache of keys and values, which is not a tensor."""
-    every: Iterator[Any] = (getattr(m, "config", None) for m in module.modules())
-    configs = {id(c): c for c in every if getattr(c, "use_cache", False)}
+    every = (getattr(m, "config", None) for m in module.modules())
+    configs: dict[int, Any] = {id(c): c for c in every if getattr(c, "use_cache", False)}
     nested = (getattr(c, name, None) for c in configs.values() for name in ("text_config", "decoder", "encoder"))
     configs |= {id(c): c for c in nested if getattr(c, "use_cache", False)}
     for config in configs.values():

@@ -78,7 +78,7 @@ def _pairs(
 
 
 def replace(
-    e: Transaction, selection: Selection | Sequence[NodeId], subprogram: Program, match: Mapping[str, Ref] | None = None
+    e: Transaction, selection: Selection | Sequence[Ref], subprogram: Program, match: Mapping[str, Ref] | None = None
 ) -> dict[str, NodeId]:
     """Replace a selection of nodes by another program.
 
@@ -207,7 +207,7 @@ def remove_unread(e: Transaction, value: Value) -> None:
             remove_unread(e, operand)
 
 
-def extract(p: Program, selection: Selection | Sequence[NodeId]) -> Program:
+def extract(p: Program, selection: Selection | Sequence[Ref]) -> Program:
     """Copy a selection into a new program. Values that it reads become inputs; its results with readers become outputs.
 
     Inputs and outputs are named by node paths. Weights that the selection reads are included; their arrays are shared.
