@@ -26,6 +26,8 @@ CASES: dict[str, dict[str, Any]] = {
     "log-sum-exp has a gradient": {"lse_grad": True},
     "later queries": {"shift": 9},
     "half precision": {"dtype": torch.bfloat16},
+    "blocks of 64 in parts": {"block": 64, "tokens": (150, 170), "masks": 0.4, "heads": (2, 1), "gates": 3, "planes": 2,
+                              "density": 0.9, "softcap": 1.5, "shift": 70, "rule": {"window": 90}},
     "blocks of 128": {"block": 128, "tokens": (150, 170), "masks": 0.7, "heads": (1, 1),
                       "dtype": torch.float16},
 }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,29 +22,28 @@ def show(name: str, fact: Any) -> None:
 
 def launches(form: Form, dtype: torch.dtype) -> dict[str, Launch]:
     """Return a launch of each kernel of block-sparse attention on tensors that have no memory."""
+    form = replace(form, size=dtype.itemsize, aligned=form.d % 8 == form.dv % 8 == 0)
     tokens, heads = 2 * form.block, 2
     q, v = (torch.empty(1, heads, tokens, n, dtype=dtype, device="meta") for n in (form.d, form.dv))
     floats = torch.empty(tokens, device="meta")
     table, start = (torch.empty(64, dtype=torch.int64, device="meta") for _ in range(2))
     sizes, scales, strides = (tokens, tokens, heads, heads), (0.5, 1.5), (s for t in (q, q, v) for s in t.stride()[:3])
-    ints, operands, grid = (*scales, *strides), (q, q, v, table, floats, start), (2 * heads,)
-    constants = form.constants()
-    made = {
-        "forward": ((*operands, v, floats, *sizes, *ints), constants),
-        "backward_rows": (
-            (*operands, v, floats, floats, v, q, floats, floats, *sizes, 64, *ints), {**constants, "LSE_GRAD": False}
+    ints, operands, grid = (*scales, *strides), (q, q, v, table, floats, start), (2,)
+    of_rows = (*operands, v, floats, floats, v, q, floats, floats, *sizes, 64, *ints)
+    of_mass = (q, q, table, floats, start, floats, floats, *sizes, 64, *ints[:8])
+    kernels = block_attention
+    return {
+        "forward": form.launch(kernels.forward, grid, (*operands, v, floats, *sizes, *ints)),
+        "backward_rows": form.launch(kernels.backward_rows, grid, of_rows, LSE_GRAD=False),
+        "backward_columns": form.launch(
+            kernels.backward_columns, grid, (*operands, floats, floats, v, q, v, *sizes, *ints)
         ),
-        "backward_columns": ((*operands, floats, floats, v, q, v, *sizes, *ints), constants),
-        "edge_mass": (
-            (q, q, table, floats, start, floats, floats, *sizes, 64, *ints[:8]), {**form.narrow(), "LARGEST": False}
+        "edge_mass": form.launch(kernels.edge_mass, grid, of_mass, False, LARGEST=False),
+        "gate_gradients": Launch(
+            kernels.gate_gradients, grid, (table, floats, floats, 2, 64, 64, 64), {"GATES": GATES, "EDGES": EDGES}
         ),
-        "gate_gradients": ((table, floats, floats, 2, 64, 64, 64), {"GATES": GATES, "EDGES": EDGES}),
-    }  # fmt: skip
-    found = {
-        name: Launch(getattr(block_attention, name), grid, args, values, **form.options)
-        for name, (args, values) in made.items()
+        "apply_words": word_kernel(table, torch.empty(9, dtype=torch.int32, device="meta")),
     }
-    return {**found, "apply_words": word_kernel(table, torch.empty(9, dtype=torch.int32, device="meta"))}
 
 
 def compiled(kernel: str, form: Form, dtype: torch.dtype = torch.bfloat16, capability: int = 90) -> dict[str, Any]:
@@ -61,7 +61,6 @@ def sizes() -> dict[str, int | None]:
     for name, block, width, dtype in (
         ("1", 1, 64, torch.bfloat16), ("48", 48, 64, torch.bfloat16), ("100", 100, 64, torch.float16),
         ("256", 256, 32, torch.bfloat16), ("128 fp32", 128, 64, torch.float32),
-        ("64 x 128 fp32", 64, 128, torch.float32),
     ):  # fmt: skip
         found[name] = None
         try:
@@ -72,10 +71,15 @@ def sizes() -> dict[str, int | None]:
     return found
 
 
-for each in ("forward", "backward_rows", "backward_columns", "edge_mass", "gate_gradients", "apply_words"):
-    show(f"{each} plain", compiled(each, Form(64, 64, 64)))
-for compute, number, size in ((80, torch.bfloat16, 64), (100, torch.float16, 32), (90, torch.float32, 64)):
-    rich = Form(size, 64, 64, gates=True, softcap=True, start=True)
-    for each in ("forward", "backward_columns") if compute == 90 else ("forward",):
-        show(f"{each} {number} for {compute}", compiled(each, rich, number, compute))
-show("block sizes", sizes())
+if __name__ == "__main__":
+    for each in ("forward", "backward_rows", "backward_columns", "edge_mass", "gate_gradients", "apply_words"):
+        show(f"{each} plain", compiled(each, Form(64, 64, 64)))
+    for compute, number, block, width in (
+        (80, torch.bfloat16, 64, 64), (100, torch.float16, 32, 64), (90, torch.float32, 64, 64),
+        (90, torch.bfloat16, 128, 128), (80, torch.bfloat16, 128, 72), (80, torch.float16, 128, 33),
+        (90, torch.float32, 128, 33),
+    ):  # fmt: skip
+        rich = Form(block, width, width, gates=True, softcap=True, start=True)
+        for each in ("forward", "backward_rows", "backward_columns", "edge_mass"):
+            show(f"{each} {number} {block} {width} for {compute}", compiled(each, rich, number, compute))
+    show("block sizes", sizes())

@@ -8,7 +8,7 @@ then computes dk and dv, a program per tile of keys: no two programs write the s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -20,7 +20,7 @@ from graphwright.array.cpu.kernel import Tensors
 from graphwright.array.dtype import float32
 from graphwright.array.spec import Spec
 from graphwright.array.triton.block_attention import product
-from graphwright.array.triton.kernel import ALL_REGISTERS, Launch, compiled, kernel, one_float
+from graphwright.array.triton.kernel import ALL_REGISTERS, Launch, Tiles, compiled, kernel, one_float
 from graphwright.array.triton.launch import padded
 from graphwright.array.triton.rows import all_aligned, multiple, narrow, number, tanh, wide
 
@@ -272,15 +272,6 @@ def key_slopes(
     written = pair.to(tl.int64) * keys + columns
     put_vectors(dk, written, width, there, width, k_total, D)
     put_vectors(dv, written, value_width, there, value_width, v_total, DV)
-
-
-class Tiles(NamedTuple):
-    """Rows and keys of a tile, warps, stages."""
-
-    rows: int
-    columns: int
-    warps: int
-    stages: int
 
 
 FEW = 16

@@ -4,6 +4,9 @@ A kernel walks the chain of buckets of its query block (rows) or key block (colu
 addresses it reads from the pattern's table; on a GPU these are the arrays of a `PatternMirror`. Only edges of kind RULE
 and MASKED and the short last block are masked. Each program writes memory that no other program writes, in an order
 given by the lists, so that equal lists give equal bits.
+
+A block may be larger than the tiles whose products fit into registers: a program has TILE_Q queries of a block (or
+TILE_K keys), and takes the keys (the queries) of an edge in parts of as many.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import triton
 import triton.language as tl
 
 from graphwright.array.formulas.block_attention import FURTHEST
-from graphwright.array.triton.rows import along_two, tanh
+from graphwright.array.triton.rows import along_two, multiple, tanh
 from graphwright.patterns import table as words
 
 ROWS, COLS, SRC, DST = (tl.constexpr(w) for w in (words.ROWS, words.COLS, words.SRC, words.DST))
@@ -59,7 +62,7 @@ def product(a, b, WIDE: tl.constexpr):
 
 @triton.jit
 def _tile(base, stride, tokens, count, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Load rows `tokens` of an array of `count` rows [., WIDTH] as a tile [BLOCK, PADDED], 0 outside."""
+    """Load rows `tokens` of an array of `count` rows [., WIDTH] as a tile [tokens, PADDED], 0 outside."""
     columns = tl.arange(0, PADDED)
     at = base + tokens[:, None].to(tl.int64) * stride + columns[None, :]
     inside = (tokens[:, None] >= 0) & (tokens[:, None] < count) & (columns[None, :] < WIDTH)
@@ -76,8 +79,8 @@ def _put(base, stride, tokens, count, values, WIDTH: tl.constexpr, PADDED: tl.co
 
 
 @triton.jit
-def _allowed(s, table, edge, first, rows, columns, BLOCK: tl.constexpr):
-    """Mask scores s [queries, keys] of an edge. `rows` and `columns` are tokens of the pattern, `first` its block's."""
+def _allowed(s, table, edge, rows, columns, BLOCK: tl.constexpr):
+    """Mask scores s [queries, keys] of an edge. `rows` and `columns` are tokens of the pattern."""
     kind = tl.load(tl.load(table + KIND).to(tl.pointer_type(tl.uint8)) + edge).to(tl.int32)
     if kind == RULE:
         away = rows[:, None] + _word(table, QSTART) - columns[None, :]
@@ -92,9 +95,9 @@ def _allowed(s, table, edge, first, rows, columns, BLOCK: tl.constexpr):
         s = tl.where(allowed, s, LOWEST)
     if kind == MASKED:
         EACH: tl.constexpr = (BLOCK + 63) // 64
-        row = tl.load(_ints(table, BITS) + edge).to(tl.int64) * BLOCK + (rows - first)
+        row = tl.load(_ints(table, BITS) + edge).to(tl.int64) * BLOCK + rows % BLOCK
         pool = tl.load(table + POOL).to(tl.pointer_type(tl.int64)) + row * EACH
-        inner = tl.arange(0, BLOCK)
+        inner = columns % BLOCK
         word = tl.load(pool)[:, None]
         if EACH == 2:
             word = tl.where(inner[None, :] < 64, word, tl.load(pool + 1)[:, None])
@@ -103,7 +106,7 @@ def _allowed(s, table, edge, first, rows, columns, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _scores(q, k, table, edge, first, rows, columns, keys, scale, softcap,
+def _scores(q, k, table, edge, rows, columns, keys, scale, softcap,
             SOFTCAP: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """Return scores [queries, keys], -inf where not allowed, and their slope with respect to q·k."""
     s = product(q, tl.trans(k), WIDE) * scale
@@ -112,7 +115,7 @@ def _scores(q, k, table, edge, first, rows, columns, keys, scale, softcap,
         part = tanh(s / softcap)
         s = part * softcap
         slope = (1.0 - part * part) * scale
-    s = _allowed(s, table, edge, first, rows, columns, BLOCK)
+    s = _allowed(s, table, edge, rows, columns, BLOCK)
     if tl.max(columns, 0) >= keys:
         s = tl.where(columns[None, :] < keys, s, LOWEST)
     return s, slope
@@ -158,58 +161,73 @@ def _row(table, block, head, heads, groups):
 
 
 @triton.jit
-def _edge(table, bucket, step, FIRST: tl.constexpr):
-    """Return (bucket, edge) of entry `step` of a list in buckets of 16; FIRST: the word of the lists' heads.
+def _edge(table, bucket, step, PARTS: tl.constexpr, FIRST: tl.constexpr):
+    """Return (bucket, edge) of part `step` of a list in buckets of 16; FIRST: the word of the lists' heads.
 
-    `bucket` is that of the entry before.
+    `bucket` is that of the step before; an edge has PARTS steps.
     """
-    if (step > 0) & (step % 16 == 0):
+    if (step > 0) & (step % (16 * PARTS) == 0):
         bucket = tl.load(_ints(table, FIRST + 2) + bucket)
-    return bucket, tl.load(_ints(table, FIRST + 3) + bucket * 16 + step % 16)
+    return bucket, tl.load(_ints(table, FIRST + 3) + bucket * 16 + step // PARTS % 16)
 
 
 @triton.jit
-def _row_blocks(queries, BLOCK: tl.constexpr, START: tl.constexpr):
-    """Return the number of programs of a query head: its query blocks, one more if the first may begin within one."""
-    return tl.cdiv(queries, BLOCK) + (1 if START else 0)
+def _tokens(table, edge, part, END: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr):
+    """Return the tokens of a part of a block at one end of an edge; END: the word of the edges' ends."""
+    block = tl.load(_ints(table, INDEX) + tl.load(_ints(table, END) + edge))
+    return block * BLOCK + part * TILE + tl.arange(0, TILE)
 
 
 @triton.jit
-def _of_rows(queries, BLOCK: tl.constexpr, START: tl.constexpr):
-    """Return which query block, and which pair of N and H, a program has."""
-    first, pair = along_two(_row_blocks(queries, BLOCK, START))
-    return first, pair.to(tl.int64)
+def _row_tiles(queries, BLOCK: tl.constexpr, TILE_Q: tl.constexpr, START: tl.constexpr):
+    """Return the number of tiles of a query head: of its blocks, one more if the first may begin within one."""
+    return (tl.cdiv(queries, BLOCK) + (1 if START else 0)) * (BLOCK // TILE_Q)
+
+
+@triton.jit
+def _of_rows(queries, shift, BLOCK: tl.constexpr, TILE_Q: tl.constexpr, START: tl.constexpr):
+    """Return the query block, queries (tokens of the pattern), pair of N and H and number of that tile of a program.
+
+    The number counts the tiles of a block in each pair: all edges of a tile are its alone.
+    """
+    PARTS: tl.constexpr = BLOCK // TILE_Q
+    tile, pair = along_two(_row_tiles(queries, BLOCK, TILE_Q, START))
+    pair = pair.to(tl.int64)
+    rows = shift // BLOCK * BLOCK + tile * TILE_Q + tl.arange(0, TILE_Q)
+    return shift // BLOCK + tile // PARTS, rows, pair, pair * PARTS + tile % PARTS
 
 
 @triton.jit
 def forward(
     q, k, v, table, gates, start, out, lse, queries, keys, heads, groups, scale, softcap,
     q_n, q_h, q_t, k_n, k_h, k_t, v_n, v_h, v_t,
-    BLOCK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PADDED: tl.constexpr, DV_PADDED: tl.constexpr,
+    BLOCK: tl.constexpr, TILE_Q: tl.constexpr, TILE_K: tl.constexpr, ALIGNED: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, D_PADDED: tl.constexpr, DV_PADDED: tl.constexpr,
     GATES: tl.constexpr, INSIDE: tl.constexpr, START: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Compute out [N, H, Tq, DV] and lse [N, H, Tq], both row-major; a program per (query block, N·H)."""
-    first, pair = _of_rows(queries, BLOCK, START)
+    """Compute out [N, H, Tq, DV] and lse [N, H, Tq], both row-major; a program per (query tile, N·H)."""
+    q_n, q_h, q_t = multiple(q_n, ALIGNED), multiple(q_h, ALIGNED), multiple(q_t, ALIGNED)
+    k_n, k_h, k_t = multiple(k_n, ALIGNED), multiple(k_h, ALIGNED), multiple(k_t, ALIGNED)
+    v_n, v_h, v_t = multiple(v_n, ALIGNED), multiple(v_h, ALIGNED), multiple(v_t, ALIGNED)
+    shift = _shift(table, start, START)
+    block, rows, pair, _part = _of_rows(queries, shift, BLOCK, TILE_Q, START)
     n, head = pair // heads, (pair % heads).to(tl.int32)
     group = head // (heads // groups)
-    shift = _shift(table, start, START)
-    block = shift // BLOCK + first
-    rows = block * BLOCK + tl.arange(0, BLOCK)
     tokens = rows - shift
     keys = tl.minimum(keys, _word(table, TK))
     q_tile = _tile(q + n * q_n + head * q_h, q_t, tokens, queries, D, D_PADDED)
     k_base, v_base = k + n * k_n + group * k_h, v + n * v_n + group * v_h
-    top = tl.full([BLOCK], LOWEST, tl.float32)
-    total = tl.zeros([BLOCK], tl.float32)
-    mixed = tl.zeros([BLOCK, DV_PADDED], tl.float32)
+    top = tl.full([TILE_Q], LOWEST, tl.float32)
+    total = tl.zeros([TILE_Q], tl.float32)
+    mixed = tl.zeros([TILE_Q, DV_PADDED], tl.float32)
     bucket, left = _row(table, block, head, heads, groups)
-    for step in range(0, left):
-        bucket, edge = _edge(table, bucket, step, IN_HEAD)
-        first_key = tl.load(_ints(table, INDEX) + tl.load(_ints(table, SRC) + edge)) * BLOCK
-        columns = first_key + tl.arange(0, BLOCK)
+    PARTS: tl.constexpr = BLOCK // TILE_K
+    for step in range(0, left * PARTS):
+        bucket, edge = _edge(table, bucket, step, PARTS, IN_HEAD)
+        columns = _tokens(table, edge, step % PARTS, SRC, BLOCK, TILE_K)
         gate = _gate(table, edge, gates, GATES)
         k_tile = _tile(k_base, k_t, columns, keys, D, D_PADDED)
-        s, _ = _scores(q_tile, k_tile, table, edge, block * BLOCK, rows, columns, keys, scale, softcap,
+        s, _ = _scores(q_tile, k_tile, table, edge, rows, columns, keys, scale, softcap,
                        SOFTCAP, BLOCK, WIDE)  # fmt: skip
         if GATES and INSIDE:
             s = tl.where(gate > 0, s, LOWEST)
@@ -235,20 +253,22 @@ def forward(
 def backward_rows(
     q, k, v, table, gates, start, out, lse, lse_grad, grad, dq, less, edge_grads, queries, keys, heads, groups, slots,
     scale, softcap, q_n, q_h, q_t, k_n, k_h, k_t, v_n, v_h, v_t,
-    BLOCK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PADDED: tl.constexpr, DV_PADDED: tl.constexpr,
+    BLOCK: tl.constexpr, TILE_Q: tl.constexpr, TILE_K: tl.constexpr, ALIGNED: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, D_PADDED: tl.constexpr, DV_PADDED: tl.constexpr,
     GATES: tl.constexpr, INSIDE: tl.constexpr, START: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
     LSE_GRAD: tl.constexpr,
 ):  # fmt: skip
-    """Compute dq and `less` [N, H, Tq] = Σ grad·out - lse_grad, and with gates `edge_grads` [N·H, slots].
+    """Compute dq and `less` [N, H, Tq] = Σ grad·out - lse_grad, and with gates `edge_grads`.
 
-    out, grad and dq are row-major; a program per (query block, N·H).
+    edge_grads is [N·H·tiles of a block, slots]; out, grad and dq are row-major; a program per (query tile, N·H).
     """
-    first, pair = _of_rows(queries, BLOCK, START)
+    q_n, q_h, q_t = multiple(q_n, ALIGNED), multiple(q_h, ALIGNED), multiple(q_t, ALIGNED)
+    k_n, k_h, k_t = multiple(k_n, ALIGNED), multiple(k_h, ALIGNED), multiple(k_t, ALIGNED)
+    v_n, v_h, v_t = multiple(v_n, ALIGNED), multiple(v_h, ALIGNED), multiple(v_t, ALIGNED)
+    shift = _shift(table, start, START)
+    block, rows, pair, part = _of_rows(queries, shift, BLOCK, TILE_Q, START)
     n, head = pair // heads, (pair % heads).to(tl.int32)
     group = head // (heads // groups)
-    shift = _shift(table, start, START)
-    block = shift // BLOCK + first
-    rows = block * BLOCK + tl.arange(0, BLOCK)
     tokens = rows - shift
     present = (tokens >= 0) & (tokens < queries)
     keys = tl.minimum(keys, _word(table, TK))
@@ -261,15 +281,16 @@ def backward_rows(
     tl.store(less + pair * queries + tokens, subtracted, mask=present)
     base = tl.load(lse + pair * queries + tokens, mask=present, other=LOWEST)
     k_base, v_base = k + n * k_n + group * k_h, v + n * v_n + group * v_h
-    total = tl.zeros([BLOCK, D_PADDED], tl.float32)
+    total = tl.zeros([TILE_Q, D_PADDED], tl.float32)
+    of_edge = tl.zeros([TILE_Q], tl.float32)
     bucket, left = _row(table, block, head, heads, groups)
-    for step in range(0, left):
-        bucket, edge = _edge(table, bucket, step, IN_HEAD)
-        first_key = tl.load(_ints(table, INDEX) + tl.load(_ints(table, SRC) + edge)) * BLOCK
-        columns = first_key + tl.arange(0, BLOCK)
+    PARTS: tl.constexpr = BLOCK // TILE_K
+    for step in range(0, left * PARTS):
+        bucket, edge = _edge(table, bucket, step, PARTS, IN_HEAD)
+        columns = _tokens(table, edge, step % PARTS, SRC, BLOCK, TILE_K)
         gate = _gate(table, edge, gates, GATES)
         k_tile = _tile(k_base, k_t, columns, keys, D, D_PADDED)
-        s, slope = _scores(q_tile, k_tile, table, edge, block * BLOCK, rows, columns, keys, scale, softcap,
+        s, slope = _scores(q_tile, k_tile, table, edge, rows, columns, keys, scale, softcap,
                            SOFTCAP, BLOCK, WIDE)  # fmt: skip
         e = _raised(s, base, gate, GATES, INSIDE)
         v_tile = _tile(v_base, v_t, columns, keys, DV, DV_PADDED)
@@ -281,7 +302,8 @@ def backward_rows(
             else:
                 each = e * dp
                 dp = dp * gate
-            tl.store(edge_grads + pair * slots + edge, tl.sum(tl.sum(each, 1), 0))
+            of_edge = tl.where(step % PARTS == 0, 0.0, of_edge) + tl.sum(each, 1)
+            tl.store(edge_grads + part * slots + edge, tl.sum(of_edge, 0))  # the last part of the edge has its sum
         ds = e * (dp - subtracted[:, None]) * slope
         total += product(ds.to(k_tile.dtype), k_tile, WIDE)
     _put(dq + pair * queries * D, D, tokens, queries, total, D, D_PADDED)
@@ -291,24 +313,29 @@ def backward_rows(
 def backward_columns(
     q, k, v, table, gates, start, lse, less, grad, dk, dv, queries, keys, heads, groups, scale, softcap,
     q_n, q_h, q_t, k_n, k_h, k_t, v_n, v_h, v_t,
-    BLOCK: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PADDED: tl.constexpr, DV_PADDED: tl.constexpr,
+    BLOCK: tl.constexpr, TILE_Q: tl.constexpr, TILE_K: tl.constexpr, ALIGNED: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, D_PADDED: tl.constexpr, DV_PADDED: tl.constexpr,
     GATES: tl.constexpr, INSIDE: tl.constexpr, START: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv, row-major, of which a program has a key block of one key head: (key block, N·Hk).
+    """Compute dk and dv, row-major, of which a program has a tile of keys of one key head: (key tile, N·Hk).
 
     The query heads of the group add up in order. `less` is that of `backward_rows`.
     """
-    own, pair = along_two(tl.cdiv(keys, BLOCK))
-    pair = pair.to(tl.int64)
+    q_n, q_h, q_t = multiple(q_n, ALIGNED), multiple(q_h, ALIGNED), multiple(q_t, ALIGNED)
+    k_n, k_h, k_t = multiple(k_n, ALIGNED), multiple(k_h, ALIGNED), multiple(k_t, ALIGNED)
+    v_n, v_h, v_t = multiple(v_n, ALIGNED), multiple(v_h, ALIGNED), multiple(v_t, ALIGNED)
+    tile, pair = along_two(tl.cdiv(keys, TILE_K))
+    own, pair = tile // (BLOCK // TILE_K), pair.to(tl.int64)
     n, group = pair // groups, (pair % groups).to(tl.int32)
     share = heads // groups
     shift = _shift(table, start, START)
-    columns = own * BLOCK + tl.arange(0, BLOCK)
+    columns = tile * TILE_K + tl.arange(0, TILE_K)
     known = tl.minimum(keys, _word(table, TK))
     k_tile = _tile(k + n * k_n + group * k_h, k_t, columns, known, D, D_PADDED)
     v_tile = _tile(v + n * v_n + group * v_h, v_t, columns, known, DV, DV_PADDED)
-    k_total = tl.zeros([BLOCK, D_PADDED], tl.float32)
-    v_total = tl.zeros([BLOCK, DV_PADDED], tl.float32)
+    k_total = tl.zeros([TILE_K, D_PADDED], tl.float32)
+    v_total = tl.zeros([TILE_K, DV_PADDED], tl.float32)
+    PARTS: tl.constexpr = BLOCK // TILE_Q
     for inner in range(0, share):
         head = group * share + inner
         whole = n * heads + head
@@ -317,15 +344,14 @@ def backward_columns(
         node = tl.load(_ints(table, COLS) + plane * _word(table, COL_STRIDE) + own, mask=there, other=0)
         left = tl.load(_ints(table, OUT_HEAD + 1) + node, mask=there, other=0)
         bucket = tl.load(_ints(table, OUT_HEAD) + node, mask=left > 0, other=0)
-        for step in range(0, left):
-            bucket, edge = _edge(table, bucket, step, OUT_HEAD)
-            first = tl.load(_ints(table, INDEX) + tl.load(_ints(table, DST) + edge)) * BLOCK
-            rows = first + tl.arange(0, BLOCK)
+        for step in range(0, left * PARTS):
+            bucket, edge = _edge(table, bucket, step, PARTS, OUT_HEAD)
+            rows = _tokens(table, edge, step % PARTS, DST, BLOCK, TILE_Q)
             tokens = rows - shift
             present = (tokens >= 0) & (tokens < queries)
             gate = _gate(table, edge, gates, GATES)
             q_tile = _tile(q + n * q_n + head * q_h, q_t, tokens, queries, D, D_PADDED)
-            s, slope = _scores(q_tile, k_tile, table, edge, first, rows, columns, known, scale, softcap,
+            s, slope = _scores(q_tile, k_tile, table, edge, rows, columns, known, scale, softcap,
                                SOFTCAP, BLOCK, WIDE)  # fmt: skip
             base = tl.load(lse + whole * queries + tokens, mask=present, other=LOWEST)
             subtracted = tl.load(less + whole * queries + tokens, mask=present, other=0.0)
@@ -351,18 +377,19 @@ def backward_columns(
 def edge_mass(
     q, k, table, gates, start, lse, mass, queries, keys, heads, groups, slots, scale, softcap,
     q_n, q_h, q_t, k_n, k_h, k_t,
-    BLOCK: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, GATES: tl.constexpr, INSIDE: tl.constexpr,
+    BLOCK: tl.constexpr, TILE_Q: tl.constexpr, TILE_K: tl.constexpr, ALIGNED: tl.constexpr,
+    D: tl.constexpr, D_PADDED: tl.constexpr, GATES: tl.constexpr, INSIDE: tl.constexpr,
     START: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """Compute `mass` [2, N·H, slots] of the edges of rows: the sum (or the largest) over queries of their softmax
-    weights, and the number of queries of the row that see a key; a program per (query block, N·H).
+    """Compute `mass` [2, N·H·tiles of a block, slots] of the edges of rows: the sum (or the largest) over queries of
+    their softmax weights, and the number of queries of the tile that see a key; a program per (query tile, N·H).
     """
-    first, pair = _of_rows(queries, BLOCK, START)
+    q_n, q_h, q_t = multiple(q_n, ALIGNED), multiple(q_h, ALIGNED), multiple(q_t, ALIGNED)
+    k_n, k_h, k_t = multiple(k_n, ALIGNED), multiple(k_h, ALIGNED), multiple(k_t, ALIGNED)
+    shift = _shift(table, start, START)
+    block, rows, pair, part = _of_rows(queries, shift, BLOCK, TILE_Q, START)
     n, head = pair // heads, (pair % heads).to(tl.int32)
     group = head // (heads // groups)
-    shift = _shift(table, start, START)
-    block = shift // BLOCK + first
-    rows = block * BLOCK + tl.arange(0, BLOCK)
     tokens = rows - shift
     present = (tokens >= 0) & (tokens < queries)
     keys = tl.minimum(keys, _word(table, TK))
@@ -370,28 +397,29 @@ def edge_mass(
     base = tl.load(lse + pair * queries + tokens, mask=present, other=LOWEST)
     seen = tl.sum((base > LOWEST).to(tl.float32), 0)
     k_base = k + n * k_n + group * k_h
-    pairs = (tl.num_programs(0) // _row_blocks(queries, BLOCK, START)).to(tl.int64)
+    parts = tl.num_programs(0) // _row_tiles(queries, BLOCK, TILE_Q, START) * (BLOCK // TILE_Q)
+    of_edge = tl.zeros([TILE_Q], tl.float32)
     bucket, left = _row(table, block, head, heads, groups)
-    for step in range(0, left):
-        bucket, edge = _edge(table, bucket, step, IN_HEAD)
-        first_key = tl.load(_ints(table, INDEX) + tl.load(_ints(table, SRC) + edge)) * BLOCK
-        columns = first_key + tl.arange(0, BLOCK)
+    PARTS: tl.constexpr = BLOCK // TILE_K
+    for step in range(0, left * PARTS):
+        bucket, edge = _edge(table, bucket, step, PARTS, IN_HEAD)
+        columns = _tokens(table, edge, step % PARTS, SRC, BLOCK, TILE_K)
         gate = _gate(table, edge, gates, GATES)
         k_tile = _tile(k_base, k_t, columns, keys, D, D_PADDED)
-        s, _ = _scores(q_tile, k_tile, table, edge, block * BLOCK, rows, columns, keys, scale, softcap,
+        s, _ = _scores(q_tile, k_tile, table, edge, rows, columns, keys, scale, softcap,
                        SOFTCAP, BLOCK, WIDE)  # fmt: skip
         e = _raised(s, base, gate, GATES, INSIDE)
         if GATES and INSIDE:
             e = e * tl.maximum(gate, 0.0)
-        each = tl.sum(e, 1)
-        found = tl.max(each, 0) if LARGEST else tl.sum(each, 0)
-        tl.store(mass + pair * slots + edge, found)
-        tl.store(mass + (pairs + pair) * slots + edge, seen)
+        of_edge = tl.where(step % PARTS == 0, 0.0, of_edge) + tl.sum(e, 1)
+        found = tl.max(of_edge, 0) if LARGEST else tl.sum(of_edge, 0)
+        tl.store(mass + part * slots + edge, found)  # the last part of the edge has its sum
+        tl.store(mass + (parts + part) * slots + edge, seen)
 
 
 @triton.jit
-def gate_gradients(table, edge_grads, dgates, pairs, slots, edges, gates, GATES: tl.constexpr, EDGES: tl.constexpr):
-    """Compute dgates [gates] from `edge_grads` [pairs, slots]: a program per GATES gates adds all edges in order.
+def gate_gradients(table, edge_grads, dgates, parts, slots, edges, gates, GATES: tl.constexpr, EDGES: tl.constexpr):
+    """Compute dgates [gates] from `edge_grads` [parts, slots]: a program per GATES gates adds all edges in order.
 
     Edges without a list have 0 in `edge_grads`.
     """
@@ -401,9 +429,9 @@ def gate_gradients(table, edge_grads, dgates, pairs, slots, edges, gates, GATES:
         at = first + tl.arange(0, EDGES)
         slot = tl.load(_ints(table, GATE) + at, mask=at < edges, other=-1)
         sums = tl.zeros([EDGES], tl.float32)
-        pair_grads = edge_grads + at
-        for _ in range(0, pairs):
-            sums += tl.load(pair_grads, mask=at < edges, other=0.0)
-            pair_grads += slots
+        grads = edge_grads + at
+        for _ in range(0, parts):
+            sums += tl.load(grads, mask=at < edges, other=0.0)
+            grads += slots
         total += tl.sum(tl.where(slot[None, :] == own[:, None], sums[None, :], 0.0), 1)
     tl.store(dgates + own, total.to(dgates.dtype.element_ty), mask=own < gates)

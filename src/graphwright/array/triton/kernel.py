@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -29,6 +29,15 @@ _FAMILIES = (
 ALL_REGISTERS = 255
 """Value of `Launch.registers` for kernels with large tiles."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class Tiles(NamedTuple):
+    """Rows (or queries) and columns (or keys) of the tiles of a kernel, warps of a program, stages of its pipeline."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,8 @@ from graphwright.array.backend import Attrs, Call
 from graphwright.array.cpu.kernel import Tensors
 from graphwright.array.formulas.block_attention import named
 from graphwright.array.triton import block_attention as kernels
-from graphwright.array.triton.kernel import Launch, kernel
+from graphwright.array.triton.kernel import ALL_REGISTERS, Launch, Tiles, kernel
+from graphwright.array.triton.rows import all_aligned
 from graphwright.array.triton.words import apply_words
 from graphwright.errors import DTypeError
 from graphwright.patterns import table as words
@@ -22,8 +24,47 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """Dtypes of q, k and v that the kernels support."""
 BLOCKS = (16, 32, 64, 128)
 """Block sizes of patterns that the kernels support: tiles of the matrix units."""
-MOST_WIDE = 64 * 64
-"""Elements of the largest tile of float32."""
+WIDEST = 256
+"""Width of the widest heads that the kernels support."""
+TILES: dict[str, dict[tuple[int, int], tuple[Tiles, Tiles, Tiles, Tiles]]] = {
+    "forward": {
+        (2, 64): (Tiles(128, 128, 8, 2), Tiles(128, 128, 8, 2), Tiles(128, 64, 8, 1), Tiles(128, 64, 8, 1)),
+        (2, 128): (Tiles(128, 64, 8, 2), Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 1), Tiles(64, 64, 8, 1)),
+        (2, 256): (Tiles(64, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1)),
+        (4, 64): (Tiles(64, 32, 8, 1), Tiles(64, 32, 8, 2), Tiles(16, 32, 4, 1), Tiles(16, 32, 4, 1)),
+        (4, 128): (Tiles(16, 32, 4, 2), Tiles(16, 32, 4, 2), Tiles(16, 32, 4, 1), Tiles(16, 32, 4, 1)),
+        (4, 256): (Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
+    },
+    "backward_rows": {
+        (2, 64): (Tiles(128, 64, 8, 2), Tiles(128, 64, 8, 1), Tiles(128, 64, 8, 1), Tiles(64, 32, 8, 1)),
+        (2, 128): (Tiles(64, 128, 8, 1), Tiles(64, 64, 8, 2), Tiles(64, 64, 8, 1), Tiles(64, 64, 8, 1)),
+        (2, 256): (Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1)),
+        (4, 64): (Tiles(32, 64, 8, 2), Tiles(32, 64, 8, 2), Tiles(16, 32, 4, 1), Tiles(16, 32, 4, 1)),
+        (4, 128): (Tiles(16, 32, 4, 2), Tiles(16, 32, 4, 2), Tiles(16, 32, 8, 1), Tiles(16, 32, 8, 1)),
+        (4, 256): (Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
+    },
+    "backward_columns": {
+        (2, 64): (Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 1), Tiles(64, 32, 8, 1)),
+        (2, 128): (Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 1), Tiles(64, 32, 8, 1), Tiles(64, 32, 8, 1)),
+        (2, 256): (Tiles(32, 64, 8, 2), Tiles(32, 64, 8, 2), Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1)),
+        (4, 64): (Tiles(32, 32, 4, 2), Tiles(32, 32, 4, 2), Tiles(32, 32, 4, 1), Tiles(32, 32, 4, 1)),
+        (4, 128): (Tiles(16, 32, 8, 2), Tiles(16, 32, 8, 2), Tiles(16, 32, 4, 1), Tiles(16, 32, 4, 1)),
+        (4, 256): (Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
+    },
+    "edge_mass": {
+        (2, 64): (Tiles(128, 128, 8, 2), Tiles(128, 128, 8, 2), Tiles(128, 128, 8, 1), Tiles(128, 128, 8, 1)),
+        (2, 128): (Tiles(128, 128, 8, 2), Tiles(128, 128, 8, 2), Tiles(128, 128, 8, 1), Tiles(128, 128, 8, 1)),
+        (2, 256): (Tiles(128, 128, 8, 2), Tiles(128, 128, 8, 2), Tiles(64, 128, 8, 1), Tiles(64, 128, 8, 1)),
+        (4, 64): (Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 2), Tiles(64, 32, 8, 1), Tiles(64, 32, 8, 1)),
+        (4, 128): (Tiles(16, 32, 4, 2), Tiles(16, 32, 4, 2), Tiles(16, 32, 4, 1), Tiles(16, 32, 4, 1)),
+        (4, 256): (Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
+    },
+}  # fmt: skip
+"""Kernel -> (bytes of an element, least width) -> the largest tiles without spills: aligned, aligned with gates or
+softcap, and both where not aligned, as each element then has an address of its own in registers.
+
+Only float32 wider than 128 spills, in any tile.
+"""
 WORDS = 256
 """Words that the kernel of edits applies at once."""
 GATES, EDGES = 32, 64
@@ -33,24 +74,16 @@ GATES, EDGES = 32, 64
 def check_block(block: int, width: int, dtype: torch.dtype) -> None:
     """Raise BlockSize, with the nearest size that has kernels, if a pattern's block size has none.
 
-    `width` is the wider of q's and v's. Tiles of float32 that are wider than 64 need smaller blocks, as they exceed the
-    shared memory of a block of threads.
+    `width` is the wider of q's and v's.
     """
-    most = MOST_WIDE // max(padded(width), 64) if dtype == torch.float32 else BLOCKS[-1]
-    allowed = [each for each in BLOCKS if each <= most]
-    if block not in allowed:
-        nearest = min(allowed, key=lambda each: (abs(each - block), -each))
-        raise BlockSize(block, nearest, f"one of {allowed} on CUDA, for {dtype} and width {width}")
+    if block not in BLOCKS:
+        nearest = min(BLOCKS, key=lambda each: (abs(each - block), -each))
+        raise BlockSize(block, nearest, f"one of {[*BLOCKS]} on CUDA, for {dtype} and width {width}")
 
 
 def padded(width: int) -> int:
     """Return the columns of a tile with `width` used ones: a power of two, at least 16."""
     return max(16, 1 << (width - 1).bit_length())
-
-
-def warps(block: int, width: int) -> int:
-    """Return the number of warps of a program with tiles [block, width]; the same choice everywhere."""
-    return 4 if block * width <= 32 * 64 else 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +93,8 @@ class Form:
     Attributes:
         block: tokens per block.
         d, dv: widths of q and of v.
+        size: bytes of an element.
+        aligned: whether widths and strides are aligned.
         gates, inside, start, softcap: whether there are gates, inside the softmax, a q_start, a softcap.
         wide: widen 16-bit operands of products, for the interpreter.
     """
@@ -67,27 +102,41 @@ class Form:
     block: int
     d: int
     dv: int
+    size: int = 2
+    aligned: bool = True
     gates: bool = False
     inside: bool = True
     start: bool = False
     softcap: bool = False
     wide: bool = False
 
-    def constants(self) -> dict[str, Any]:
-        """Return the constants of `forward` and of the kernels of its gradients."""
-        return {**self.narrow(), "DV": self.dv, "DV_PADDED": padded(self.dv)}
+    def tiles(self, kernel: str) -> Tiles:
+        """Return the tiles of a kernel, at most a block of queries by a block of keys."""
+        four = TILES[kernel][self.size, max(64, padded(max(self.d, self.dv)))]
+        found = four[2 * (not self.aligned) + (self.gates or self.softcap)]
+        return found._replace(rows=min(found.rows, self.block), columns=min(found.columns, self.block))
 
-    def narrow(self) -> dict[str, Any]:
-        """Return the constants of kernels that read no v."""
-        return {
-            "BLOCK": self.block, "D": self.d, "D_PADDED": padded(self.d), "GATES": self.gates, "INSIDE": self.inside,
-            "START": self.start, "SOFTCAP": self.softcap, "WIDE": self.wide,
+    def row_parts(self, kernel: str) -> int:
+        """Return the number of tiles of a kernel in a block of queries."""
+        return self.block // self.tiles(kernel).rows
+
+    def launch(
+        self, function: Any, programs: tuple[int, ...], args: tuple[Any, ...], read_v: bool = True, **more: bool
+    ) -> Launch:
+        """Return the launch of a kernel, with more of its constants.
+
+        Args:
+            read_v: whether the kernel reads v.
+        """
+        tiles = self.tiles(function.__name__)
+        constants: dict[str, Any] = {
+            "BLOCK": self.block, "TILE_Q": tiles.rows, "TILE_K": tiles.columns, "ALIGNED": self.aligned, "D": self.d,
+            "D_PADDED": padded(self.d), "GATES": self.gates, "INSIDE": self.inside, "START": self.start,
+            "SOFTCAP": self.softcap, "WIDE": self.wide, **more,
         }  # fmt: skip
-
-    @property
-    def options(self) -> dict[str, int]:
-        """Number of warps and of pipeline stages."""
-        return {"warps": warps(self.block, max(padded(self.d), padded(self.dv))), "stages": 2}
+        if read_v:
+            constants |= {"DV": self.dv, "DV_PADDED": padded(self.dv)}
+        return Launch(function, programs, args, constants, tiles.warps, tiles.stages, ALL_REGISTERS)
 
 
 class _Bound:
@@ -105,23 +154,25 @@ class _Bound:
         self.lse_grad = given.get("lse_grad")
         self.start = table if start is None else start
         cap = attrs["softcap"]
-        self.form = Form(known[words.BLOCK], q.shape[3], q.shape[3] if v is None else v.shape[3],
-                         self.gates is not None, attrs["where"] == "exp", start is not None, cap is not None,
-                         knobs.runtime.interpret)  # fmt: skip
+        self.strides = [s for t in (self.q, self.k, self.v) if t is not None for s in t.stride()[:3]]
+        self.form = _form(known[words.BLOCK], [t for t in (q, k, v) if t is not None], given, attrs)
         n, heads, queries, _ = q.shape
         groups, keys = k.shape[1], k.shape[2]
         self.slots = known[words.ROOM] or known[words.EDGE_SLOTS]
         self.sizes = (queries, keys, heads, groups)
         self.factors = (float(attrs["scale"]), float(cap or 1.0))
-        self.strides = [s for t in (self.q, self.k, self.v) if t is not None for s in t.stride()[:3]]
-        block = self.form.block
-        self.rows = (-(-queries // block) + (start is not None)) * n * heads
-        self.columns = -(-keys // block) * n * groups
-        self.pairs = n * heads
+        self.row_blocks = -(-queries // self.form.block) + (start is not None)
+        self.keys, self.pairs, self.key_pairs = keys, n * heads, n * groups
 
-    def launch(self, function: Any, programs: int, args: tuple[Any, ...], constants: dict[str, Any]) -> Launch:
-        """Return the launch of a kernel with the warps and stages of the form."""
-        return Launch(function, (programs,), args, constants, **self.form.options)
+    def of_rows(self, function: Any, args: tuple[Any, ...], **more: bool) -> Launch:
+        """Return the launch of a kernel with a program per tile of queries, and with more of its constants."""
+        programs = self.row_blocks * self.form.row_parts(function.__name__) * self.pairs
+        return self.form.launch(function, (programs,), args, self.v is not None, **more)
+
+    def of_columns(self, function: Any, args: tuple[Any, ...]) -> Launch:
+        """Return the launch of a kernel with a program per tile of keys."""
+        tiles = -(-self.keys // self.form.tiles(function.__name__).columns)
+        return self.form.launch(function, (tiles * self.key_pairs,), args)
 
     @property
     def gate_values(self) -> torch.Tensor:
@@ -129,10 +180,20 @@ class _Bound:
         return self.q if self.gates is None else self.gates
 
 
+def _form(block: int, operands: Tensors, given: Mapping[str, torch.Tensor], attrs: Attrs) -> Form:
+    """Return the form of kernels for q, k and, if it is read, v."""
+    q, v = operands[0], operands[-1]
+    even = all_aligned(q.shape[3], v.shape[3], *(s for t in operands for s in t.stride()[:3]))
+    return Form(block, q.shape[3], v.shape[3], q.element_size(), even, "gates" in given, attrs["where"] == "exp",
+                "q_start" in given, attrs["softcap"] is not None, knobs.runtime.interpret)  # fmt: skip
+
+
 def _takes(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:
     if ins[0].dtype not in DTYPES:
         return f"no Triton kernel of block-sparse attention for {ins[0].dtype}"
     rows = [t for t in ins[:3] if t.dim() == 4]  # q, k, and v where there is one
+    if (width := max(t.shape[3] for t in rows)) > WIDEST:
+        return f"heads of {width}"
     if any(t.stride(-1) != 1 for t in rows):
         return "the entries of a head are not contiguous"
     if not all(t.is_contiguous() for t in (*outs, *ins[len(rows) :])):
@@ -146,7 +207,7 @@ def block_sdpa(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Laun
     q, k, v, table, *extra = ins
     b, (out, lse) = _Bound(q, k, v, table, extra, attrs), outs
     args = (b.q, b.k, b.v, table, b.gate_values, b.start, out, lse, *b.sizes, *b.factors, *b.strides)
-    return b.launch(kernels.forward, b.rows, args, b.form.constants())
+    return b.of_rows(kernels.forward, args)
 
 
 @kernel("block_sdpa_backward", takes=_takes, reads_values=True)
@@ -154,21 +215,20 @@ def block_sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors
     """Bind the op `block_sdpa_backward`: rows for dq and gates, then columns for dk and dv. Raises: as `block_sdpa`."""
     (q, k, v, table, *extra), (out, lse, grad) = ins[:-3], ins[-3:]
     b, (dq, dk, dv, *rest) = _Bound(q, k, v, table, extra, attrs), outs
-    less = torch.empty_like(lse)
-    edge_grads = lse.new_empty(b.pairs if rest else 1, b.slots if rest else 1)
+    less, parts = torch.empty_like(lse), b.pairs * b.form.row_parts("backward_rows")
+    edge_grads = lse.new_empty(parts if rest else 1, b.slots if rest else 1)
     shared = (b.q, b.k, b.v, table, b.gate_values, b.start)
     of_rows = (*shared, out, lse, lse if b.lse_grad is None else b.lse_grad, grad, dq, less, edge_grads, *b.sizes,
                b.slots, *b.factors, *b.strides)  # fmt: skip
     of_columns = (*shared, lse, less, grad, dk, dv, *b.sizes, *b.factors, *b.strides)
-    constants = b.form.constants()
     return [
         edge_grads.zero_,
-        b.launch(kernels.backward_rows, b.rows, of_rows, {**constants, "LSE_GRAD": b.lse_grad is not None}),
-        b.launch(kernels.backward_columns, b.columns, of_columns, constants),
+        b.of_rows(kernels.backward_rows, of_rows, LSE_GRAD=b.lse_grad is not None),
+        b.of_columns(kernels.backward_columns, of_columns),
         *(
             Launch(
                 kernels.gate_gradients, (-(-len(dgates) // GATES),),
-                (table, edge_grads, dgates, b.pairs, b.slots, b.slots, len(dgates)), {"GATES": GATES, "EDGES": EDGES},
+                (table, edge_grads, dgates, parts, b.slots, b.slots, len(dgates)), {"GATES": GATES, "EDGES": EDGES},
             )
             for dgates in rest
         ),
@@ -181,7 +241,7 @@ def block_mass(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list
     (q, k, table, lse, *extra), (mass,) = ins, outs
     b = _Bound(q, k, None, table, extra, attrs)
     largest, slots = attrs["reduce"] == "max", len(mass)
-    found = lse.new_empty(2, b.pairs, slots)
+    found = lse.new_empty(2, b.pairs * b.form.row_parts("edge_mass"), slots)
     args = (b.q, b.k, table, b.gate_values, b.start, lse, found, *b.sizes, slots, *b.factors, *b.strides)
 
     def reduce() -> None:
@@ -190,8 +250,7 @@ def block_mass(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list
         else:
             torch.div(found[0].sum(0), found[1].sum(0).clamp(min=1), out=mass)
 
-    constants = {**b.form.narrow(), "LARGEST": largest}
-    return [found.zero_, b.launch(kernels.edge_mass, b.rows, args, constants), reduce]
+    return [found.zero_, b.of_rows(kernels.edge_mass, args, LARGEST=largest), reduce]
 
 
 def word_kernel(table: torch.Tensor, queue: torch.Tensor) -> Launch:
