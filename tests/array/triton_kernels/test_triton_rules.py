@@ -10,7 +10,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[3] / "src" / "graphwright" / "array" / "triton"
 SCALARS = {
-    "block_attention.py": {"_ints", "_word", "_allowed", "_gate", "_shift", "_row", "_edge", "forward",
+    "block_attention.py": {"_ints", "_word", "_allowed", "_gate", "_shift", "_row", "_edge", "_tokens", "forward",
                            "backward_rows", "backward_columns", "edge_mass", "gate_gradients"},
     "words.py": {"apply_words"},
 }  # fmt: skip
