@@ -307,8 +307,8 @@ TILES: dict[str, dict[tuple[int, int, bool, bool], Tiles]] = {
         (4, 64, False, True): Tiles(16, 32, 8, 1), (4, 64, True, True): Tiles(16, 16, 4, 1),
         (4, 128, False, True): Tiles(16, 16, 8, 1),
         (2, 64, False, False): Tiles(32, 32, 8, 1), (2, 64, True, False): Tiles(32, 32, 8, 1),
-        (2, 128, False, False): Tiles(32, 64, 8, 1), (2, 128, True, False): Tiles(16, 32, 8, 1),
-        (2, 256, False, False): Tiles(16, 32, 8, 1), (2, 256, True, False): Tiles(16, 16, 8, 1),
+        (2, 128, False, False): Tiles(32, 32, 8, 1), (2, 128, True, False): Tiles(16, 32, 8, 1),
+        (2, 256, False, False): Tiles(16, 16, 8, 1), (2, 256, True, False): Tiles(16, 16, 8, 1),
         (4, 64, False, False): Tiles(16, 32, 8, 1), (4, 64, True, False): Tiles(16, 16, 8, 1),
     },
 }  # fmt: skip
