@@ -58,16 +58,13 @@ def compiled(kernel: str, form: Form, dtype: torch.dtype = torch.bfloat16, capab
 def sizes() -> dict[str, int | None]:
     """The size that the refusal of a block size names; None for one that is not refused, or whose advice is refused."""
     found: dict[str, int | None] = {}
-    for name, block, width, dtype in (
-        ("1", 1, 64, torch.bfloat16), ("48", 48, 64, torch.bfloat16), ("100", 100, 64, torch.float16),
-        ("256", 256, 32, torch.bfloat16), ("128 fp32", 128, 64, torch.float32),
-    ):  # fmt: skip
-        found[name] = None
+    for block in (1, 48, 100, 128, 256):
+        found[str(block)] = None
         try:
-            check_block(block, width, dtype)
+            check_block(block)
         except BlockSize as error:
-            check_block(error.nearest, width, dtype)
-            found[name] = error.nearest
+            check_block(error.nearest)
+            found[str(block)] = error.nearest
     return found
 
 

@@ -71,14 +71,11 @@ GATES, EDGES = 32, 64
 """Gates of a program, and edges that it reads at once, when gradients of gates are added."""
 
 
-def check_block(block: int, width: int, dtype: torch.dtype) -> None:
-    """Raise BlockSize, with the nearest size that has kernels, if a pattern's block size has none.
-
-    `width` is the wider of q's and v's.
-    """
+def check_block(block: int) -> None:
+    """Raise BlockSize, with the nearest size that has kernels, if a pattern's block size has none."""
     if block not in BLOCKS:
         nearest = min(BLOCKS, key=lambda each: (abs(each - block), -each))
-        raise BlockSize(block, nearest, f"one of {[*BLOCKS]} on CUDA, for {dtype} and width {width}")
+        raise BlockSize(block, nearest, f"one of {[*BLOCKS]} on CUDA")
 
 
 def padded(width: int) -> int:
@@ -147,7 +144,7 @@ class _Bound:
         if q.dtype not in DTYPES:
             raise DTypeError("no Triton kernel for this dtype", expected="float32, float16, bfloat16", got=q.dtype)
         known = table.tolist()
-        check_block(known[words.BLOCK], max(t.shape[3] for t in (q, k, v) if t is not None), q.dtype)
+        check_block(known[words.BLOCK])
         self.q, self.k, self.v, self.table = q, k, v, table
         given = named(extra, attrs)
         self.gates, start = given.get("gates"), given.get("q_start")
