@@ -28,7 +28,7 @@ def launches(form: Form, dtype: torch.dtype) -> dict[str, Launch]:
     floats = torch.empty(tokens, device="meta")
     table, start = (torch.empty(64, dtype=torch.int64, device="meta") for _ in range(2))
     sizes, scales, strides = (tokens, tokens, heads, heads), (0.5, 1.5), (s for t in (q, q, v) for s in t.stride()[:3])
-    ints, operands, grid = (*scales, *strides), (q, q, v, table, floats, start), (2,)
+    ints, operands, grid = (*scales, *strides), (q, q, v, table, floats, start), 2
     of_rows = (*operands, v, floats, floats, v, q, floats, floats, *sizes, 64, *ints)
     of_mass = (q, q, table, floats, start, floats, floats, *sizes, 64, *ints[:8])
     kernels = block_attention
@@ -40,7 +40,7 @@ def launches(form: Form, dtype: torch.dtype) -> dict[str, Launch]:
         ),
         "edge_mass": form.launch(kernels.edge_mass, grid, of_mass, False, LARGEST=False),
         "gate_gradients": Launch(
-            kernels.gate_gradients, grid, (table, floats, floats, 2, 64, 64, 64), {"GATES": GATES, "EDGES": EDGES}
+            kernels.gate_gradients, (grid,), (table, floats, floats, 2, 64, 64, 64), {"GATES": GATES, "EDGES": EDGES}
         ),
         "apply_words": word_kernel(table, torch.empty(9, dtype=torch.int32, device="meta")),
     }

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from math import inf
+from numbers import Integral, Real
 from typing import NamedTuple, Protocol, Unpack
 
 import numpy as np
@@ -305,9 +306,10 @@ class MemoryPool:
         if limit is None:
             self.limit = None
             return
-        if not isinstance(limit, int | float) or not 0 <= limit < inf:
+        if not isinstance(limit, Real) or not 0 <= limit < inf:
             raise _wrong_limit(repr(limit))
-        self.limit = int(limit * self.driver.mem_info()[1]) if isinstance(limit, float) and limit <= 1 else int(limit)
+        fraction = not isinstance(limit, Integral) and limit <= 1
+        self.limit = int(limit * self.driver.mem_info()[1]) if fraction else int(limit)
 
     def reset_peak(self) -> None:
         """Reset the peak to the current live bytes."""

@@ -117,7 +117,9 @@ def _compare_programs(p: Program) -> None:
     anywhere = {key for row in group.exchange(json.dumps(unread), "comparison of weights") for key in json.loads(row)}
     weights.note_digests(key for key in keys if key not in anywhere and weights.known_reference(key) is None)
     values = [f"weight {key} {weights.sample(key) if key in anywhere else weights.reference(key)}" for key in keys]
-    group.compare("a division", programs=[f"structure {p.structure_hash()}", *values], label="tensor_parallel")
+    group.compare(
+        "the weights of a division", programs=[f"structure {p.structure_hash()}", *values], label="tensor_parallel"
+    )
 
 
 def _sums(found: Axes, group: AxisGroup) -> list[NodeId]:

@@ -20,9 +20,18 @@ from graphwright.array.cpu.kernel import Tensors
 from graphwright.array.dtype import float32
 from graphwright.array.spec import Spec
 from graphwright.array.triton.block_attention import product
-from graphwright.array.triton.kernel import ALL_REGISTERS, Launch, Tiles, compiled, kernel, one_float
-from graphwright.array.triton.launch import padded
-from graphwright.array.triton.rows import all_aligned, multiple, narrow, number, tanh, wide
+from graphwright.array.triton.kernel import (
+    ALL_REGISTERS,
+    Launch,
+    Tiles,
+    TileTable,
+    compiled,
+    kernel,
+    one_float,
+    tiles_of,
+)
+from graphwright.array.triton.launch import aligned_heads, padded
+from graphwright.array.triton.rows import multiple, narrow, number, tanh, wide
 
 LOWEST = tl.constexpr(float("-inf"))
 
@@ -276,46 +285,30 @@ def key_slopes(
 
 FEW = 16
 """Rows of the tiles for up to so many queries of a group, as in decoding."""
-TILES: dict[str, dict[tuple[int, int, bool, bool], Tiles]] = {
+TILES: dict[str, TileTable] = {
     "attend": {
-        (2, 64, False, True): Tiles(128, 64, 8, 3), (2, 64, True, True): Tiles(64, 64, 8, 2),
-        (2, 128, False, True): Tiles(128, 32, 8, 3), (2, 128, True, True): Tiles(64, 32, 8, 2),
-        (2, 256, False, True): Tiles(64, 32, 8, 2), (2, 256, True, True): Tiles(32, 32, 8, 2),
-        (4, 64, False, True): Tiles(32, 32, 8, 2), (4, 64, True, True): Tiles(32, 32, 8, 2),
-        (4, 128, False, True): Tiles(32, 32, 8, 2), (4, 128, True, True): Tiles(16, 32, 4, 1),
-        (2, 64, False, False): Tiles(64, 32, 8, 1), (2, 64, True, False): Tiles(32, 64, 8, 1),
-        (2, 128, False, False): Tiles(32, 32, 8, 1), (2, 128, True, False): Tiles(16, 32, 8, 1),
-        (2, 256, False, False): Tiles(16, 16, 8, 1), (2, 256, True, False): Tiles(16, 16, 8, 1),
-        (4, 64, False, False): Tiles(32, 32, 8, 1), (4, 64, True, False): Tiles(32, 32, 8, 1),
-        (4, 128, False, False): Tiles(16, 32, 8, 1), (4, 128, True, False): Tiles(16, 32, 8, 1),
+        (2, 64): (Tiles(128, 64, 8, 3), Tiles(64, 64, 8, 2), Tiles(64, 32, 8, 1), Tiles(32, 64, 8, 1)),
+        (2, 128): (Tiles(128, 32, 8, 3), Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 1), Tiles(16, 32, 8, 1)),
+        (2, 256): (Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 2), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
+        (4, 64): (Tiles(32, 32, 8, 2), Tiles(32, 32, 8, 2), Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1)),
+        (4, 128): (Tiles(32, 32, 8, 2), Tiles(16, 32, 4, 1), Tiles(16, 32, 8, 1), Tiles(16, 32, 8, 1)),
     },
     "attend_slopes": {
-        (2, 64, False, True): Tiles(64, 64, 4, 2), (2, 64, True, True): Tiles(64, 32, 8, 2),
-        (2, 128, False, True): Tiles(64, 64, 8, 2), (2, 128, True, True): Tiles(64, 32, 8, 2),
-        (2, 256, False, True): Tiles(32, 64, 8, 2), (2, 256, True, True): Tiles(16, 32, 4, 2),
-        (4, 64, False, True): Tiles(16, 32, 4, 1), (4, 64, True, True): Tiles(16, 32, 4, 1),
-        (4, 128, False, True): Tiles(16, 16, 8, 1),
-        (2, 64, False, False): Tiles(64, 64, 8, 1), (2, 64, True, False): Tiles(32, 32, 8, 1),
-        (2, 128, False, False): Tiles(32, 32, 8, 1), (2, 128, True, False): Tiles(16, 32, 8, 1),
-        (2, 256, False, False): Tiles(16, 16, 8, 1), (2, 256, True, False): Tiles(16, 16, 8, 1),
-        (4, 64, False, False): Tiles(16, 32, 8, 1), (4, 64, True, False): Tiles(16, 32, 8, 1),
+        (2, 64): (Tiles(64, 64, 4, 2), Tiles(64, 32, 8, 2), Tiles(64, 64, 8, 1), Tiles(32, 32, 8, 1)),
+        (2, 128): (Tiles(64, 64, 8, 2), Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 1), Tiles(16, 32, 8, 1)),
+        (2, 256): (Tiles(32, 64, 8, 2), Tiles(16, 32, 4, 2), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
+        (4, 64): (Tiles(16, 32, 4, 1), Tiles(16, 32, 4, 1), Tiles(16, 32, 8, 1), Tiles(16, 32, 8, 1)),
+        (4, 128): (Tiles(16, 16, 8, 1), None, None, None),
     },
     "key_slopes": {
-        (2, 64, False, True): Tiles(32, 64, 8, 2), (2, 64, True, True): Tiles(32, 32, 4, 2),
-        (2, 128, False, True): Tiles(32, 64, 8, 2), (2, 128, True, True): Tiles(32, 32, 4, 2),
-        (2, 256, False, True): Tiles(32, 32, 8, 1), (2, 256, True, True): Tiles(16, 32, 8, 1),
-        (4, 64, False, True): Tiles(16, 32, 8, 1), (4, 64, True, True): Tiles(16, 16, 4, 1),
-        (4, 128, False, True): Tiles(16, 16, 8, 1),
-        (2, 64, False, False): Tiles(32, 32, 8, 1), (2, 64, True, False): Tiles(32, 32, 8, 1),
-        (2, 128, False, False): Tiles(32, 32, 8, 1), (2, 128, True, False): Tiles(16, 32, 8, 1),
-        (2, 256, False, False): Tiles(16, 16, 8, 1), (2, 256, True, False): Tiles(16, 16, 8, 1),
-        (4, 64, False, False): Tiles(16, 32, 8, 1), (4, 64, True, False): Tiles(16, 16, 8, 1),
+        (2, 64): (Tiles(32, 64, 8, 2), Tiles(32, 32, 4, 2), Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1)),
+        (2, 128): (Tiles(32, 64, 8, 2), Tiles(32, 32, 4, 2), Tiles(32, 32, 8, 1), Tiles(16, 32, 8, 1)),
+        (2, 256): (Tiles(32, 32, 8, 1), Tiles(16, 32, 8, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
+        (4, 64): (Tiles(16, 32, 8, 1), Tiles(16, 16, 4, 1), Tiles(16, 32, 8, 1), Tiles(16, 16, 8, 1)),
+        (4, 128): (Tiles(16, 16, 8, 1), None, None, None),
     },
 }  # fmt: skip
-"""Kernel -> (bytes of an element, least width, with a bias or softcap, aligned) -> the largest tiles without spills.
-
-Where sizes and strides are not aligned, each element has an address of its own in registers.
-"""
+"""Kernel -> its largest tiles without spills; a form is rich with a bias or a softcap."""
 
 
 class _Bound:
@@ -351,7 +344,8 @@ class _Bound:
 
     def launch(self, function: Any, tensors: Sequence[torch.Tensor], by_rows: bool, **constants: bool) -> Launch:
         """Return the launch of a kernel, a program per tile of rows, or of keys, of a batch element and key head."""
-        tiles = TILES[function.__name__][self.form]
+        tiles = tiles_of(TILES[function.__name__], *self.form)
+        assert tiles is not None, "_takes refuses the others"
         if by_rows and self.rows <= FEW:
             tiles = tiles._replace(rows=FEW, warps=4 if self.form[3] else tiles.warps)
         blocks = -(-self.rows // tiles.rows) if by_rows else -(-self.keys // tiles.columns)
@@ -366,11 +360,9 @@ def _raw(t: torch.Tensor) -> torch.Tensor:
 
 
 def _form(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attrs: Attrs) -> tuple[int, int, bool, bool]:
-    """Return the key of the tiles in TILES."""
+    """Return what the tiles depend on, as arguments of `tiles_of`."""
     rich = "bias" in attrs["optional"] or attrs["softcap"] is not None
-    width, value_width = q.shape[3], v.shape[3]
-    even = all_aligned(width, value_width, *(step for t in (q, k, v) for step in t.stride()[:3]))
-    return q.element_size(), max(64, padded(max(width, value_width))), rich, even
+    return q.element_size(), padded(max(q.shape[3], v.shape[3])), rich, aligned_heads(q, k, v)
 
 
 def _reach(t: torch.Tensor) -> int:
@@ -382,7 +374,7 @@ def _takes(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:
     q, k, v, *rest = ins
     given = dict(zip(attrs["optional"], rest, strict=False))
     tiles = TILES["attend"] if len(outs) == 1 else TILES["attend_slopes"]
-    if _form(q, k, v, attrs) not in tiles or min(q.shape[3], v.shape[3]) == 0:
+    if tiles_of(tiles, *_form(q, k, v, attrs)) is None or min(q.shape[3], v.shape[3]) == 0:
         return f"no tiles for {q.dtype}, heads of {q.shape[3]} and {v.shape[3]}, and these options"
     if "bias" in given and (reach := _reach(given["bias"])) >= 2**31:
         return f"a bias whose entries are up to {reach} apart"

@@ -186,9 +186,9 @@ def _row_tiles(queries, BLOCK: tl.constexpr, TILE_Q: tl.constexpr, START: tl.con
 
 @triton.jit
 def _of_rows(queries, shift, BLOCK: tl.constexpr, TILE_Q: tl.constexpr, START: tl.constexpr):
-    """Return the query block, queries (tokens of the pattern), pair of N and H and number of that tile of a program.
+    """Return the query block of a program, its queries (tokens of the pattern), its pair of N and H, and its part.
 
-    The number counts the tiles of a block in each pair: all edges of a tile are its alone.
+    The part numbers [pair, tile of a block]: no other program has the edges of this block in the same part.
     """
     PARTS: tl.constexpr = BLOCK // TILE_Q
     tile, pair = along_two(_row_tiles(queries, BLOCK, TILE_Q, START))

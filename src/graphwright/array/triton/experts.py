@@ -276,11 +276,11 @@ def expert_mlp(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list
     table = torch.tensor([[0 if t is None else t.data_ptr() for t in e] for e in found]).to(x.device)
     inner = torch.tensor(sizes).to(x.device)
     matrices = [t for e in found for t in (e.gate, e.up, e.down) if t is not None]
-    even = all_aligned(width, *sizes) and all(t.data_ptr() % 16 == 0 for t in matrices)
+    aligned = all_aligned(width, *sizes) and all(t.data_ptr() % 16 == 0 for t in matrices)
     shared: dict[str, Any] = {"ROWS": ROWS, "COLUMNS": COLUMNS, "INNER": INNER, "BIAS": attrs["bias"],
-                              "ALIGNED": even, "WIDE": knobs.runtime.interpret}  # fmt: skip
+                              "ALIGNED": aligned, "WIDE": knobs.runtime.interpret}  # fmt: skip
     act = {"KIND": KINDS.index(attrs["kind"]), "ACT": ACTS.index(attrs["act"])}
-    half = COLUMNS if x.element_size() == 2 and even else COLUMNS // 2  # two sums; more addresses if not aligned
+    half = COLUMNS if x.element_size() == 2 and aligned else COLUMNS // 2  # two sums; more addresses if not aligned
     tiles, columns, widest = -(-count // ROWS) + experts, weights.shape[1], hidden.shape[1]
     first = (x, offsets, rows, table, inner, hidden, count, tokens, experts, width, widest, tiles, width)
     second = (hidden, offsets, table, inner, results, count, experts, width, widest, tiles)

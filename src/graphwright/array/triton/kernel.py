@@ -40,6 +40,19 @@ class Tiles(NamedTuple):
     stages: int
 
 
+TileTable = dict[tuple[int, int], tuple[Tiles | None, Tiles | None, Tiles | None, Tiles | None]]
+"""(Bytes of an element, least width) -> tiles of forms that are aligned, aligned and rich, not aligned, and not aligned
+and rich; None where all spill. What a rich form has beside the others, a table says. Where sizes and strides are not
+aligned, each element has an address of its own in registers.
+"""
+
+
+def tiles_of(table: TileTable, size: int, width: int, rich: bool, aligned: bool) -> Tiles | None:
+    """Return the tiles for elements of `size` bytes and rows of `width` elements, a power of two."""
+    four = table.get((size, max(64, width)))
+    return four and four[2 * (not aligned) + rich]
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One launch of a Triton function; calling it queues the launch, or does nothing if its grid is empty.

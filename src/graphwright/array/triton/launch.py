@@ -13,7 +13,7 @@ from graphwright.array.backend import Attrs, Call
 from graphwright.array.cpu.kernel import Tensors
 from graphwright.array.formulas.block_attention import named
 from graphwright.array.triton import block_attention as kernels
-from graphwright.array.triton.kernel import ALL_REGISTERS, Launch, Tiles, kernel
+from graphwright.array.triton.kernel import ALL_REGISTERS, Launch, Tiles, TileTable, kernel, tiles_of
 from graphwright.array.triton.rows import all_aligned
 from graphwright.array.triton.words import apply_words
 from graphwright.errors import DTypeError
@@ -26,7 +26,7 @@ BLOCKS = (16, 32, 64, 128)
 """Block sizes of patterns that the kernels support: tiles of the matrix units."""
 WIDEST = 256
 """Width of the widest heads that the kernels support."""
-TILES: dict[str, dict[tuple[int, int], tuple[Tiles, Tiles, Tiles, Tiles]]] = {
+TILES: dict[str, TileTable] = {
     "forward": {
         (2, 64): (Tiles(128, 128, 8, 2), Tiles(128, 128, 8, 2), Tiles(128, 64, 8, 1), Tiles(128, 64, 8, 1)),
         (2, 128): (Tiles(128, 64, 8, 2), Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 1), Tiles(64, 64, 8, 1)),
@@ -60,8 +60,7 @@ TILES: dict[str, dict[tuple[int, int], tuple[Tiles, Tiles, Tiles, Tiles]]] = {
         (4, 256): (Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1), Tiles(16, 16, 8, 1)),
     },
 }  # fmt: skip
-"""Kernel -> (bytes of an element, least width) -> the largest tiles without spills: aligned, aligned with gates or
-softcap, and both where not aligned, as each element then has an address of its own in registers.
+"""Kernel -> its largest tiles without spills; a form is rich with gates or a softcap.
 
 Only float32 wider than 128 spills, in any tile.
 """
@@ -81,6 +80,11 @@ def check_block(block: int) -> None:
 def padded(width: int) -> int:
     """Return the columns of a tile with `width` used ones: a power of two, at least 16."""
     return max(16, 1 << (width - 1).bit_length())
+
+
+def aligned_heads(*heads: torch.Tensor) -> bool:
+    """Return whether widths and strides of q, k, v [N, H, T, width] are aligned."""
+    return all_aligned(*(n for t in heads for n in (t.shape[3], *t.stride()[:3])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +113,16 @@ class Form:
 
     def tiles(self, kernel: str) -> Tiles:
         """Return the tiles of a kernel, at most a block of queries by a block of keys."""
-        four = TILES[kernel][self.size, max(64, padded(max(self.d, self.dv)))]
-        found = four[2 * (not self.aligned) + (self.gates or self.softcap)]
+        rich, width = self.gates or self.softcap, padded(max(self.d, self.dv))
+        found = tiles_of(TILES[kernel], self.size, width, rich, self.aligned)
+        assert found is not None, "_takes refuses wider heads"
         return found._replace(rows=min(found.rows, self.block), columns=min(found.columns, self.block))
 
     def row_parts(self, kernel: str) -> int:
         """Return the number of tiles of a kernel in a block of queries."""
         return self.block // self.tiles(kernel).rows
 
-    def launch(
-        self, function: Any, programs: tuple[int, ...], args: tuple[Any, ...], read_v: bool = True, **more: bool
-    ) -> Launch:
+    def launch(self, function: Any, programs: int, args: tuple[Any, ...], read_v: bool = True, **more: bool) -> Launch:
         """Return the launch of a kernel, with more of its constants.
 
         Args:
@@ -133,7 +136,7 @@ class Form:
         }  # fmt: skip
         if read_v:
             constants |= {"DV": self.dv, "DV_PADDED": padded(self.dv)}
-        return Launch(function, programs, args, constants, tiles.warps, tiles.stages, ALL_REGISTERS)
+        return Launch(function, (programs,), args, constants, tiles.warps, tiles.stages, ALL_REGISTERS)
 
 
 class _Bound:
@@ -164,12 +167,12 @@ class _Bound:
     def of_rows(self, function: Any, args: tuple[Any, ...], **more: bool) -> Launch:
         """Return the launch of a kernel with a program per tile of queries, and with more of its constants."""
         programs = self.row_blocks * self.form.row_parts(function.__name__) * self.pairs
-        return self.form.launch(function, (programs,), args, self.v is not None, **more)
+        return self.form.launch(function, programs, args, self.v is not None, **more)
 
     def of_columns(self, function: Any, args: tuple[Any, ...]) -> Launch:
         """Return the launch of a kernel with a program per tile of keys."""
         tiles = -(-self.keys // self.form.tiles(function.__name__).columns)
-        return self.form.launch(function, (tiles * self.key_pairs,), args)
+        return self.form.launch(function, tiles * self.key_pairs, args)
 
     @property
     def gate_values(self) -> torch.Tensor:
@@ -180,9 +183,9 @@ class _Bound:
 def _form(block: int, operands: Tensors, given: Mapping[str, torch.Tensor], attrs: Attrs) -> Form:
     """Return the form of kernels for q, k and, if it is read, v."""
     q, v = operands[0], operands[-1]
-    even = all_aligned(q.shape[3], v.shape[3], *(s for t in operands for s in t.stride()[:3]))
-    return Form(block, q.shape[3], v.shape[3], q.element_size(), even, "gates" in given, attrs["where"] == "exp",
-                "q_start" in given, attrs["softcap"] is not None, knobs.runtime.interpret)  # fmt: skip
+    return Form(block, q.shape[3], v.shape[3], q.element_size(), aligned_heads(*operands), "gates" in given,
+                attrs["where"] == "exp", "q_start" in given, attrs["softcap"] is not None,
+                knobs.runtime.interpret)  # fmt: skip
 
 
 def _takes(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:

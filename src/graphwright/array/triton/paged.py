@@ -17,8 +17,8 @@ from graphwright.array.cpu.kernel import Tensors, copy_to_outputs
 from graphwright.array.triton.attention import FEW, load_vectors, put_vectors, rows_of, softcapped
 from graphwright.array.triton.block_attention import product
 from graphwright.array.triton.kernel import ALL_REGISTERS, Launch, compiled, kernel
-from graphwright.array.triton.launch import padded
-from graphwright.array.triton.rows import all_aligned, multiple, number
+from graphwright.array.triton.launch import aligned_heads, padded
+from graphwright.array.triton.rows import multiple, number
 
 LOWEST = tl.constexpr(float("-inf"))
 ROWS, COLUMNS, WARPS = 64, 32, 8
@@ -153,12 +153,12 @@ def _takes(outs: Tensors, ins: Tensors, attrs: Attrs) -> str:
     return "" if all(t.is_contiguous() for t in (*rest, *outs)) else "a table or the result is not contiguous"
 
 
-def _tile(low: bool, width: int, even: bool) -> tuple[int, int]:
+def _tile(low: bool, width: int, aligned: bool) -> tuple[int, int]:
     """Return the most rows and keys of a tile, for products of 16-bit numbers if `low`, without spills.
 
-    If sizes and strides are not even, each element has an address of its own in registers.
+    If sizes and strides are not aligned, each element has an address of its own in registers.
     """
-    if not even:
+    if not aligned:
         return 32 if width <= 64 else FEW, COLUMNS if width <= 64 or (low and width <= 128) else 16
     return ROWS if low and width <= 128 else 32 if low or width <= 64 else FEW, COLUMNS
 
@@ -170,8 +170,8 @@ def sdpa_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Laun
     share = heads // max(groups, 1)
     window, cap = attrs["window"], attrs["softcap"]
     strides = [s for t in (q, k, v) for s in t.stride()[:3]]
-    even = all_aligned(width, value_width, *strides)
-    large, columns = _tile(_low(q, k), max(width, value_width), even)
+    aligned = aligned_heads(q, k, v)
+    large, columns = _tile(_low(q, k), max(width, value_width), aligned)
     rows = FEW if share * queries <= FEW else large
     tiles = -(-share * queries // rows)
     numbers = (queries, groups, share, width, value_width, tiles, window or 0, pages, block, table.shape[1],
@@ -179,10 +179,10 @@ def sdpa_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Laun
     constants: dict[str, Any] = {
         "ROWS": rows, "COLUMNS": columns, "D": padded(width), "DV": padded(value_width), "WINDOW": window is not None,
         "SOFTCAP": cap is not None, "SINKS": len(sinks) > 0,
-        "ALIGNED": even, "WIDE": knobs.runtime.interpret,
+        "ALIGNED": aligned, "WIDE": knobs.runtime.interpret,
     }  # fmt: skip
     args = (q, k, v, table, lengths, (*sinks, q)[0], out, *numbers)
-    warps = 4 if rows == FEW and even else WARPS
+    warps = 4 if rows == FEW and aligned else WARPS
     return Launch(attend_pages, (tiles * batch * groups,), args, constants, warps, 2, ALL_REGISTERS)
 
 

@@ -296,9 +296,9 @@ def _stage(kind: int, x: torch.Tensor, out: torch.Tensor, plan: _Plan, parts: in
     tile = TILES[3] if tile.columns > TILES[3].columns else tile
     blocks = -(-rows // tile.rows)
     others = (x_outer, x_row, x_far, entries) if layout == ALONG else (x_outer, x_near, x_far, rows)
-    even = layout != 2 and all_aligned(*others, *((each,) if parts > 1 else ()))
+    aligned = layout != 2 and all_aligned(*others, *((each,) if parts > 1 else ()))
     lowest: Any = float("-inf") if x.dtype in FLOATS else -(2**63)
-    constants = {"ROWS": tile.rows, "COLUMNS": tile.columns, "LAYOUT": layout, "ALIGNED": even, "SPLIT": far > 1,
+    constants = {"ROWS": tile.rows, "COLUMNS": tile.columns, "LAYOUT": layout, "ALIGNED": aligned, "SPLIT": far > 1,
                  "KIND": kind, "LOWEST": lowest}  # fmt: skip
     args = (_raw(x), _raw(out), rows, entries, near, blocks, outer * blocks, outer * rows, each, float(count), x_outer,
             x_row, x_far, x_near)  # fmt: skip

@@ -87,7 +87,7 @@ def topk(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Launch:
     count, inner = rows.outer * rows.rows, 1 if last else rows.rows
     tile = next(tile for tile in TILES if rows.columns <= tile.columns)
     steps = (row, 0, column) if last else (outer, row, column)  # rows of one outer index are outer indices themselves
-    even = column == 1 and all_aligned(rows.columns, *steps[:2])
-    constants = {"ROWS": tile.rows, "COLUMNS": tile.columns, "ALIGNED": even, "LARGEST": attrs["largest"]}
+    aligned = column == 1 and all_aligned(rows.columns, *steps[:2])
+    constants = {"ROWS": tile.rows, "COLUMNS": tile.columns, "ALIGNED": aligned, "LARGEST": attrs["largest"]}
     args = (ins[0], *outs, count, rows.columns, attrs["k"], *steps, max(inner, 1))
     return Launch(select_rows, (-(-count // tile.rows) if attrs["k"] else 0,), args, constants, tile.warps)
